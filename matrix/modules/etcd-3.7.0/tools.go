@@ -1,0 +1,10 @@
+//go:build tools
+
+// Package tools names the programs that are built from this module.
+package tools
+
+import (
+	_ "go.etcd.io/etcd/server/v3"
+	_ "go.etcd.io/etcd/etcdctl/v3"
+	_ "go.etcd.io/etcd/etcdutl/v3"
+)
