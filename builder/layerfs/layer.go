@@ -1,0 +1,184 @@
+package layerfs
+
+import (
+	"archive/tar"
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/kairos-io/provider-kubernetes/builder/store"
+)
+
+// maxWindow is the most memory that a zstd frame may ask for; `zstd --long`
+// asks for as much.
+const maxWindow = 128 << 20
+
+// visit gets the n-th header of a layer and its content, and tells whether it
+// wants more.
+type visit func(n int, h *tar.Header, content io.Reader) (more bool, err error)
+
+// read passes over the layer. The blob is always read to its end and checked,
+// and when it is not what the layer says, that is the error, whatever visit
+// made of it. The diff_id is checked when visit wanted all headers.
+func (l Layer) read(ctx context.Context, visit visit) error {
+	wrap := func(err error) error { return fmt.Errorf("layer %s: %w", l.Descriptor.Digest, err) }
+	blob, err := l.Open()
+	if err != nil {
+		return wrap(err)
+	}
+	defer blob.Close()
+	// One byte more than promised is enough to know.
+	raw := newHashing(io.LimitReader(ctxReader{ctx, blob}, l.Descriptor.Size+1))
+	tarErr := l.readTar(ctx, raw, visit)
+	if _, err := io.Copy(io.Discard, raw); err != nil {
+		return wrap(err)
+	}
+	if got := raw.descriptor(); got != l.Descriptor {
+		return wrap(&store.DigestMismatch{Want: l.Descriptor, Got: got})
+	}
+	if tarErr != nil {
+		return wrap(tarErr)
+	}
+	return nil
+}
+
+func (l Layer) readTar(ctx context.Context, raw io.Reader, visit visit) error {
+	plain, err := decompress(raw)
+	if err != nil {
+		return fmt.Errorf("decompress: %w", err)
+	}
+	defer plain.Close()
+	body := newHashing(plain)
+	tr := tar.NewReader(body)
+	for n := 0; ; n++ {
+		h, err := tr.Next()
+		if err == io.EOF {
+			break
+		}
+		// Names are checked where they are used.
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
+			return fmt.Errorf("read tar after %d headers: %w", n, err)
+		}
+		more, err := visit(n, h, ctxReader{ctx, tr})
+		if err != nil {
+			return fmt.Errorf("entry %.256q: %w", h.Name, err)
+		}
+		if !more {
+			return nil
+		}
+	}
+	// The diff_id is of the whole stream, with what follows the archive's end.
+	if _, err := io.Copy(io.Discard, body); err != nil {
+		return fmt.Errorf("read to the end: %w", err)
+	}
+	if got := body.descriptor(); got.Digest != l.DiffID {
+		want := store.Descriptor{Digest: l.DiffID, Size: got.Size}
+		return fmt.Errorf("diff_id of the image config: %w", &store.DigestMismatch{Want: want, Got: got})
+	}
+	return nil
+}
+
+var gzipMagic = []byte{0x1f, 0x8b}
+
+// decompress returns the tar inside a blob. It reads from the calling goroutine
+// only.
+func decompress(r io.Reader) (io.ReadCloser, error) {
+	src := bufio.NewReaderSize(r, 64<<10)
+	magic, err := src.Peek(4)
+	if err != nil && err != io.EOF {
+		return nil, err
+	}
+	switch {
+	case bytes.HasPrefix(magic, gzipMagic):
+		zr, err := gzip.NewReader(src)
+		if err != nil {
+			return nil, err
+		}
+		zr.Multistream(false)
+		return &members{src, zr}, nil
+	case isZstd(magic):
+		zr, err := zstd.NewReader(src, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
+		if err != nil {
+			return nil, err
+		}
+		return zr.IOReadCloser(), nil
+	}
+	return io.NopCloser(src), nil
+}
+
+// isZstd knows a frame and a skippable frame (RFC 8878, 3.1).
+func isZstd(magic []byte) bool {
+	return bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}) ||
+		len(magic) == 4 && magic[0]&0xf0 == 0x50 && bytes.Equal(magic[1:], []byte{0x2a, 0x4d, 0x18})
+}
+
+// members reads gzip members one after the other up to the first bytes that are
+// none. As with gzip(1) those are ignored: the blob's digest covers them.
+type members struct {
+	src *bufio.Reader
+	*gzip.Reader
+}
+
+func (m *members) Read(p []byte) (int, error) {
+	for {
+		n, err := m.Reader.Read(p)
+		if err != io.EOF {
+			return n, err
+		}
+		if n > 0 {
+			return n, nil
+		}
+		magic, err := m.src.Peek(len(gzipMagic))
+		if err != nil && err != io.EOF {
+			return 0, err
+		}
+		if !bytes.Equal(magic, gzipMagic) {
+			return 0, io.EOF
+		}
+		if err := m.Reset(m.src); err != nil {
+			return 0, err
+		}
+		m.Multistream(false)
+	}
+}
+
+// hashing is a reader that knows the descriptor of what was read from it.
+type hashing struct {
+	r io.Reader
+	h hash.Hash
+	n int64
+}
+
+func newHashing(r io.Reader) *hashing { return &hashing{r: r, h: sha256.New()} }
+
+func (r *hashing) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	r.h.Write(p[:n])
+	r.n += int64(n)
+	return n, err
+}
+
+func (r *hashing) descriptor() store.Descriptor {
+	return store.Descriptor{Digest: "sha256:" + hex.EncodeToString(r.h.Sum(nil)), Size: r.n}
+}
+
+type ctxReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (c ctxReader) Read(p []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.r.Read(p)
+}
