@@ -10,9 +10,15 @@ OUT      ?= out
 TAG      ?= dev
 VERSION  ?= v0.0.0-dev
 ARGS     ?=
+FUZZTIME ?= 20s
+BENCH    ?= .
+BIN      ?= bin
 
+# go.mod says which toolchain; what is built with "go" from PATH gets the same.
+export PATH := $(shell go env GOROOT)/bin:$(PATH)
 GO       := go
-GOBUILD  := CGO_ENABLED=0 GOFLAGS= GOWORK=off $(GO) build -trimpath -buildvcs=false
+GOENV    := CGO_ENABLED=0 GOFLAGS= GOWORK=off
+GOBUILD  := $(GOENV) $(GO) build -trimpath -buildvcs=false
 comma    := ,
 ARCHES   := $(sort $(notdir $(subst $(comma), ,$(PLATFORM))))
 
@@ -24,13 +30,13 @@ help: ## list the targets
 
 .PHONY: builder
 builder: ## build bin/builder
-	@$(GOBUILD) -ldflags "-s -w" -o bin/builder ./builder
+	@$(GOBUILD) -ldflags "-s -w" -o $(BIN)/builder ./builder
 
 .PHONY: runtime
 runtime: ## build the node runtime for each architecture of PLATFORM and print its size
 	@for arch in $(ARCHES); do \
-	  GOOS=linux GOARCH=$$arch $(GOBUILD) -ldflags "-s -w -X github.com/kairos-io/provider-kubernetes/runtime/cli.version=$(VERSION)" -o bin/agent-provider-kubernetes-$$arch ./runtime && \
-	  stat -c '  %n: %s bytes' bin/agent-provider-kubernetes-$$arch >&2; \
+	  GOOS=linux GOARCH=$$arch $(GOBUILD) -ldflags "-s -w -X github.com/kairos-io/provider-kubernetes/runtime/cli.version=$(VERSION)" -o $(BIN)/agent-provider-kubernetes-$$arch ./runtime && \
+	  stat -c '  %n: %s bytes' $(BIN)/agent-provider-kubernetes-$$arch >&2; \
 	done
 
 .PHONY: image
@@ -39,7 +45,7 @@ image: builder runtime ## make one node image: K8S=1.37
 
 .PHONY: matrix
 matrix: builder ## print which images are built, from which versions
-	@bin/builder matrix
+	@bin/builder matrix $(ARGS)
 
 .PHONY: lock
 lock: builder ## resolve the inputs of one minor again and show what changed: K8S=1.37
@@ -52,6 +58,30 @@ inspect: builder ## prove that an image keeps its promises: IMAGE=out/k8s-1.37
 .PHONY: verify
 verify: builder ## verify an image's signature: IMAGE=out/k8s-1.37
 	@bin/builder verify "$(IMAGE)" $(ARGS)
+
+.PHONY: test
+test: builder runtime ## vet, then every test, those of a whole image (test/e2e) included
+	@echo "Vetting, then running every test. The first end-to-end run builds Kubernetes: half an hour on two cores."
+	$(GOENV) $(GO) vet ./...
+	$(GOENV) $(GO) test -timeout 3h ./...
+
+.PHONY: fuzz
+fuzz: ## run every fuzz target for FUZZTIME, one after the other
+	@for file in $$(grep -rlE '^func Fuzz' --include='*_test.go' .); do \
+	  for name in $$(sed -nE 's/^func (Fuzz[A-Za-z0-9_]+)\(.*/\1/p' $$file); do \
+	    echo "$$name of $$(dirname $$file)"; \
+	    $(GOENV) $(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$(dirname $$file) || exit 1; \
+	  done; \
+	done
+
+.PHONY: bench
+bench: ## run the benchmarks that match BENCH
+	$(GOENV) $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -timeout 1h ./...
+
+.PHONY: lint
+lint: ## run golangci-lint; building it takes five minutes of one core the first time
+	@$(GOENV) $(GO) build -C test/tools/golangci -trimpath -o $(CURDIR)/bin/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	bin/golangci-lint run
 
 .PHONY: clean
 clean: ## remove what was built here; caches and keys stay

@@ -100,3 +100,49 @@ func TestDetachedSignatureNeedsARule(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+func TestNamedTrustedRootJudgesItsRuleOnly(t *testing.T) {
+	public, own := signingtest.New(t, signingtest.Config{}), signingtest.New(t, signingtest.Config{})
+	const here = "files.example.com/tool"
+	v := newVerifier(t, public.TrustedRoot(),
+		signing.Rule{Pattern: "dl.k8s.io/**", Identity: stager, Issuer: google},
+		signing.Rule{Pattern: "files.example.com/**", Identity: stager, Issuer: google, TrustedRoot: "own"})
+	root, err := signing.ParseTrustedRoot(own.TrustedRoot())
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.Roots = map[string]*signing.TrustedRoot{"own": root}
+	v.TrustExpires = time.Now().Add(-time.Hour)
+	v.Now = func() time.Time { return v.TrustExpires.Add(-time.Hour) }
+
+	digest := v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(make([]byte, 32))}
+	for _, tt := range []struct {
+		reference string
+		by        *signingtest.Sigstore
+		outcome   signing.Outcome
+	}{
+		{kubeadmAt, public, signing.Verified},
+		{kubeadmAt, own, signing.WrongSigner},
+		{here, own, signing.Verified},
+		{here, public, signing.WrongSigner},
+	} {
+		b := signing.Blob{Reference: tt.reference, Digest: digest.String()}
+		b.Signature, b.Certificate = tt.by.SignBlob(t, digest, signingtest.Options{Identity: stager, Issuer: google})
+		log := httptest.NewServer(tt.by.Rekor())
+		t.Cleanup(log.Close)
+		got, err := v.VerifyBlob(t.Context(), b, signing.Rekor{URL: log.URL})
+		if err != nil || got.Outcome != tt.outcome {
+			t.Errorf("%s: %+v, %v; expected %s", tt.reference, got, err, tt.outcome)
+		}
+	}
+
+	v.Now = nil // the metadata that expired did not deliver the named root
+	b := signing.Blob{Reference: here, Digest: digest.String(), Signature: []byte("x"), Certificate: []byte("x")}
+	if got, err := v.VerifyBlob(t.Context(), b, signing.Rekor{}); err != nil || got.Outcome != signing.WrongSigner {
+		t.Errorf("named root: %+v, %v", got, err)
+	}
+	v.Roots = nil
+	if _, err := v.VerifyBlob(t.Context(), b, signing.Rekor{}); err == nil {
+		t.Error("verified without the named root")
+	}
+}

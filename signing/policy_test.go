@@ -40,6 +40,7 @@ rules:
   issuer: https://issuer.example.com
 - pattern: registry.k8s.io/*
   publicKey: not a key
+  trustedRoot: own
   issuer: https://issuer.example.com
   signatureRepository: ghcr.io/x/**
 exceptions:
@@ -64,6 +65,7 @@ exceptions:
 		"rule 4 (registry.k8s.io/*): the same pattern",
 		"rule 4 (registry.k8s.io/*): publicKey: not a PEM public key",
 		"rule 4 (registry.k8s.io/*): issuer goes with",
+		"rule 4 (registry.k8s.io/*): trustedRoot goes with",
 		`rule 4 (registry.k8s.io/*): signatureRepository ends in "/**", the pattern in "/*"`,
 		"exception 1 (registry.k8s.io/kube-proxy): not a reference with tag or digest",
 		"exception 2 (registry.k8s.io/kube-proxy:v1.37.1): no reason",

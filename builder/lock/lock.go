@@ -7,6 +7,7 @@ package lock
 import (
 	"bytes"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -63,6 +64,13 @@ type Input struct {
 	Size     int64        `yaml:"size,omitempty" json:"size,omitempty"`
 	Verified Verification `yaml:"verified" json:"verified"`
 	Packages []string     `yaml:"packages,omitempty" json:"packages,omitempty"`
+
+	// A file that a signature vouches for has all three, so that the signature
+	// can be verified again without network. Each is base64: of the signature, of
+	// the PEM certificate, and of the transparency log's entry as JSON.
+	Signature   string `yaml:"signature,omitempty" json:"signature,omitempty"`
+	Certificate string `yaml:"certificate,omitempty" json:"certificate,omitempty"`
+	LogEntry    string `yaml:"logEntry,omitempty" json:"logEntry,omitempty"`
 }
 
 // Lock is the document. Matrix is the digest of the matrix values that it was
@@ -156,6 +164,12 @@ func Parse(b []byte) (Lock, error) {
 			}
 		default:
 			find("%s: kind %q is unknown", at, in.Kind)
+		}
+		signed := in.Kind == File && in.Verified.By == BySignature
+		for _, f := range []struct{ name, value string }{{"signature", in.Signature}, {"certificate", in.Certificate}, {"logEntry", in.LogEntry}} {
+			if _, err := base64.StdEncoding.DecodeString(f.value); err != nil || (f.value != "") != signed {
+				find("%s: %s is %q: expected base64 when a signature vouches for a file, else nothing", at, f.name, f.value)
+			}
 		}
 		switch v := in.Verified; v.By {
 		case BySignature:
@@ -258,6 +272,10 @@ func Diff(old, new Lock) string {
 func describe(in Input) string {
 	v := in.Verified
 	parts := []string{string(in.Kind), in.Digest, fmt.Sprint(in.Size), "by", string(v.By), v.Identity, v.Issuer, v.Origin, v.Reason, strings.Join(in.Packages, ",")}
+	if in.Signature != "" {
+		h := sha256.Sum256([]byte(in.Signature + " " + in.Certificate + " " + in.LogEntry))
+		parts = append(parts, "detached signature "+hex.EncodeToString(h[:6]))
+	}
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" || s == "0" }), " ")
 }
 

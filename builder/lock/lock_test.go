@@ -23,6 +23,8 @@ func sample(t testing.TB) (Lock, matrix.Row, matrix.Stack) {
 			{Name: "etcd", Kind: Image, Source: "registry.k8s.io/etcd:" + row.Etcd, Digest: "sha256:" + hex64, Size: 7, Verified: Verification{By: BySignature, Identity: "a@b", Issuer: "https://c"}},
 			{Name: "base", Kind: Packages, Source: "debian bookworm", Packages: []string{"systemd"}, Verified: Verification{By: ByArchive}},
 			{Name: "coredns", Kind: Module, Source: "x@v1", Digest: "h1:abc=", Size: 3, Verified: Verification{By: ByChecksumDB}},
+			{Name: "kubeadm", Kind: File, Source: "https://x/kubeadm", Digest: "sha256:" + hex64, Size: 9, Verified: Verification{By: BySignature, Identity: "a@b", Issuer: "https://c"},
+				Signature: "c2ln", Certificate: "Y2VydA==", LogEntry: "e30="},
 		},
 	}, row, m.Stack
 }
@@ -55,8 +57,10 @@ inputs:
 - {name: b, kind: tape, source: s, verified: {by: hope}}
 - {name: c, kind: module, source: s, digest: x, size: 1, verified: {by: exception}}
 - {name: d, kind: packages, source: s, verified: {by: archive-signature}}
+- {name: e, kind: file, source: s, digest: "sha256:` + hex64 + `", size: 1, verified: {by: signature, identity: i, issuer: j}, signature: "!", certificate: Y2VydA==}
+- {name: f, kind: file, source: s, digest: "sha256:` + hex64 + `", size: 1, verified: {by: checksum, origin: o}, logEntry: e30=}
 `))
-	for _, want := range []string{"apiVersion", "minor", "supply", "matrix is", "md5:1", "identity and issuer", "there twice", "origin", `kind "tape"`, `"hope"`, "h1: hash", "reason", "no packages"} {
+	for _, want := range []string{"apiVersion", "minor", "supply", "matrix is", "md5:1", "identity and issuer", "there twice", "origin", `kind "tape"`, `"hope"`, "h1: hash", "reason", "no packages", `(e): signature is "!"`, `(e): logEntry is ""`, `(f): logEntry is "e30="`} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("finding %q is missing from:\n%v", want, err)
 		}
@@ -90,12 +94,14 @@ func TestDiffShowsOnlyWhatChanged(t *testing.T) {
 	new, _, _ := sample(t)
 	new.Inputs[0].Size = 8
 	new.Inputs = append(new.Inputs[:1:1], new.Inputs[2:]...)
+	new.Inputs[2].LogEntry = "eyB9"
 	got := Diff(old, new)
 	want := "- base debian bookworm: packages by archive-signature systemd\n" +
 		"- etcd " + old.Inputs[0].Source + ": image sha256:" + hex64 + " 7 by signature a@b https://c\n" +
 		"+ etcd " + old.Inputs[0].Source + ": image sha256:" + hex64 + " 8 by signature a@b https://c\n"
-	if got != want {
-		t.Errorf("got\n%swant\n%s", got, want)
+	signed := "kubeadm https://x/kubeadm: file sha256:"+hex64+" 9 by signature a@b https://c detached signature "
+	if rest, ok := strings.CutPrefix(got, want); !ok || strings.Count(rest, signed) != 2 || strings.Count(rest, "\n") != 2 {
+		t.Errorf("got\n%swant\n%sand a change of the detached signature", got, want)
 	}
 }
 

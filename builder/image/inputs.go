@@ -1,0 +1,123 @@
+package image
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/kairos-io/provider-kubernetes/builder/fetch"
+	"github.com/kairos-io/provider-kubernetes/builder/layerfs"
+	"github.com/kairos-io/provider-kubernetes/builder/lock"
+	"github.com/kairos-io/provider-kubernetes/builder/report"
+	"github.com/kairos-io/provider-kubernetes/builder/store"
+	"github.com/kairos-io/provider-kubernetes/builder/supply"
+	"github.com/kairos-io/provider-kubernetes/signing"
+)
+
+// verified are the inputs of one platform, all of them verified and whole in
+// the store.
+type verified struct {
+	images  map[string]*fetch.Image // by input name
+	results map[string]signing.Result
+	files   map[string]store.Descriptor
+	rows    []report.Input
+}
+
+// fetchAll fetches every input by digest and verifies it. Signatures are
+// checked as soon as the manifests are there; no blob of an image is fetched
+// before every image has been accepted.
+func (m *maker) fetchAll(ctx context.Context, in *supply.Inputs, client *fetch.Client) (*verified, error) {
+	verifier, err := in.Verifier()
+	if err != nil {
+		return nil, err
+	}
+	verifier.Transport, verifier.Keychain = client.RoundTripper(), client.Keychain
+	all := in.Images()
+	images := make([]*fetch.Image, len(all))
+	results := make([]signing.Result, len(all))
+
+	step := m.Report.Step(fmt.Sprintf("verify %d images", len(all)))
+	findings := make([]error, len(all))
+	g := new(errgroup.Group)
+	g.SetLimit(8)
+	for i, want := range all {
+		g.Go(func() error {
+			findings[i] = func() error {
+				img, err := client.ImageManifest(ctx, want.Reference+"@"+want.Digest, m.Platform)
+				if err != nil {
+					return fmt.Errorf("%s: %w", want.Reference, err)
+				}
+				images[i] = img
+				res, err := verifier.Verify(ctx, signing.Subject{Reference: want.Reference, Repository: img.Repository, Digest: img.Top.Digest, Platform: img.Manifest.Digest})
+				if err != nil {
+					return err
+				}
+				results[i] = res
+				return res.Err()
+			}()
+			return nil
+		})
+	}
+	_ = g.Wait() // findings are collected, so that all are reported
+	if err := step.Done(errors.Join(findings...)); err != nil {
+		return nil, err
+	}
+
+	v := &verified{images: map[string]*fetch.Image{}, results: map[string]signing.Result{}, files: map[string]store.Descriptor{}}
+	step = m.Report.Step("fetch layers")
+	var fetched int64
+	for i, want := range all {
+		if err := client.FetchBlobs(ctx, images[i]); err != nil {
+			return nil, step.Done(fmt.Errorf("%s: %w", want.Reference, err))
+		}
+		var size int64
+		for _, l := range images[i].Layers {
+			size += l.Size
+		}
+		fetched += size
+		v.images[want.Name], v.results[want.Name] = images[i], results[i]
+		v.rows = append(v.rows, report.Input{Name: want.Name, Source: want.Reference, Digest: want.Digest, Size: size, Verified: supply.Vouched(results[i])})
+	}
+	step.Detail("%s", report.Bytes(fetched))
+	_ = step.Done(nil)
+
+	for _, f := range in.Files {
+		step := m.Report.Step("fetch " + f.Name)
+		row, err := m.file(ctx, f, client, verifier)
+		if err := step.Done(err); err != nil {
+			return nil, fmt.Errorf("%s: %w", f.URL, err)
+		}
+		v.files[f.Name] = f.Descriptor
+		v.rows = append(v.rows, row)
+	}
+	slices.SortFunc(v.rows, func(a, b report.Input) int { return strings.Compare(a.Name, b.Name) })
+	return v, nil
+}
+
+// file fetches a release file by digest and checks its detached signature when
+// it has one; otherwise the lock's independent checksum is what vouches.
+func (m *maker) file(ctx context.Context, f supply.File, client *fetch.Client, verifier *signing.Verifier) (report.Input, error) {
+	row := report.Input{Name: f.Name, Source: f.URL, Digest: f.Digest, Size: f.Size, Verified: lock.Verification{By: lock.ByChecksum, Origin: f.Origin}}
+	if f.Signature != nil {
+		res, err := f.Verify(ctx, verifier)
+		if err != nil {
+			return row, err
+		}
+		row.Verified = supply.Vouched(res)
+	}
+	_, err := client.File(ctx, f.URL, f.Descriptor)
+	return row, err
+}
+
+// layers returns an image's layers as layerfs reads them.
+func (m *maker) layers(img *fetch.Image) []layerfs.Layer {
+	var out []layerfs.Layer
+	for _, l := range img.Layers {
+		out = append(out, m.layer(l.Descriptor, l.DiffID))
+	}
+	return out
+}

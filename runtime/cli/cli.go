@@ -1,0 +1,52 @@
+// Package cli is the node runtime's command line.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kairos-io/provider-kubernetes/matrix"
+)
+
+// version is set by the linker.
+var version = "v0.0.0-dev"
+
+// Main runs the command line and returns its exit code: 0, or 2 for wrong use.
+func Main(args []string, stdout, stderr io.Writer) int {
+	root := &cobra.Command{
+		Use:           "agent-provider-kubernetes",
+		Short:         "The Kubernetes provider of a Kairos node",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.NoArgs,
+	}
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.AddCommand(versionCommand(stdout))
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	if err := root.ExecuteContext(context.Background()); err != nil {
+		fmt.Fprintln(stderr, "error:", err)
+		return 2
+	}
+	return 0
+}
+
+func versionCommand(stdout io.Writer) *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print this program's version and the minors it knows, as JSON",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			m, err := matrix.Load()
+			if err != nil {
+				return err
+			}
+			return json.NewEncoder(stdout).Encode(map[string]any{"version": version, "window": m.Window})
+		},
+	}
+}
