@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	archiveFormat  = "v1"
+	archiveFormat  = "v2"
 	indexType      = "application/vnd.oci.image.index.v1+json"
 	containerdName = "io.containerd.image.name" // containerd's importer names the image by it
 	layoutVersion  = `{"imageLayoutVersion":"1.0.0"}`
@@ -40,10 +40,10 @@ type platform struct {
 // its descriptor in the store. The layout names exactly one manifest, the
 // platform's, with the bytes that were verified: an index of several platforms
 // would promise content that is not there. docker's manifest.json lies beside
-// it for tools that know no layout. The bytes depend on the image and its
-// reference alone; an archive that was written before is taken from the store.
+// it for tools that know no layout. The bytes depend on the image, its reference
+// and its platform alone; an archive that was written before is taken from the store.
 func Archive(ctx context.Context, st *store.Store, reference string, img *fetch.Image) (store.Descriptor, error) {
-	key := strings.Join([]string{archiveFormat, reference, img.Manifest.Digest}, " ")
+	key := strings.Join([]string{archiveFormat, reference, img.Manifest.Digest, img.Platform.String()}, " ")
 	var known store.Descriptor
 	if st.Lookup("archives", key, &known) && st.Has(known) {
 		return known, nil

@@ -9,6 +9,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"path"
 	"slices"
 	"strings"
@@ -18,10 +19,8 @@ import (
 	"github.com/kairos-io/provider-kubernetes/builder/lock"
 )
 
-// Folder is where the bundle lies in an image.
-const Folder = "system/provider-kubernetes/images"
-
-// LockName is the list's file name in Folder.
+// LockName is the list's file name; list and archives lie in the image's
+// overlay.BundleDir.
 const LockName = "images.lock"
 
 // Document head of images.lock.
@@ -31,7 +30,7 @@ const (
 )
 
 // Entry is one bundled image: Digest is that of its manifest, SHA256 (bare hex)
-// and Size are those of the archive, a file of Folder.
+// and Size are those of the archive, a file beside the list.
 type Entry struct {
 	Reference    string            `yaml:"reference" json:"reference"`
 	Digest       string            `yaml:"digest" json:"digest"`
@@ -73,6 +72,9 @@ func ParseLock(b []byte) (Lock, error) {
 	dec.KnownFields(true)
 	if err := dec.Decode(&l); err != nil {
 		return Lock{}, fmt.Errorf("%s: %w", LockName, err)
+	}
+	if err := dec.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return Lock{}, fmt.Errorf("%s: more than one YAML document", LockName)
 	}
 	var errs []error
 	find := func(format string, a ...any) { errs = append(errs, fmt.Errorf(LockName+": "+format, a...)) }

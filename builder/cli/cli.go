@@ -27,6 +27,8 @@ type app struct {
 	matrix         matrix.Matrix
 	source         string // root of the checkout
 	cache          string
+	registry       string // base URL of where kubeadm's images come from
+	pushing        string // repository that is being pushed to
 }
 
 // Main runs the command line and returns its exit code. Results go to stdout,
@@ -34,24 +36,33 @@ type app struct {
 func Main(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the program at once
 	m, err := matrix.Load()
 	if err != nil {
 		fmt.Fprintln(stderr, "error:", err)
 		return ExitUsage
 	}
-	a := &app{stdout: stdout, stderr: stderr, matrix: m}
+	a := &app{stdout: stdout, stderr: stderr, matrix: m, registry: "https://" + matrix.Registry}
+	return a.run(ctx, args)
+}
+
+func (a *app) run(ctx context.Context, args []string) int {
 	root := a.root()
 	root.SetArgs(args)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
-	if err := root.ExecuteContext(ctx); err != nil {
-		if ctx.Err() != nil {
-			err = fmt.Errorf("interrupted; nothing was published: %w", err)
-		}
-		fmt.Fprintln(stderr, "error:", err)
-		return ExitCode(err)
+	root.SetOut(a.stdout)
+	root.SetErr(a.stderr)
+	err := root.ExecuteContext(ctx)
+	switch {
+	case err == nil:
+		return ExitOK
+	case ctx.Err() == nil:
+	case a.pushing != "":
+		err = fmt.Errorf("interrupted while pushing to %s, where tags move last: %w", a.pushing, err)
+	default:
+		err = fmt.Errorf("interrupted; nothing was published: %w", err)
 	}
-	return ExitOK
+	fmt.Fprintln(a.stderr, "error:", err)
+	return ExitCode(err)
 }
 
 func (a *app) root() *cobra.Command {
@@ -60,7 +71,13 @@ func (a *app) root() *cobra.Command {
 		Short:         "Make, inspect and verify node images: one signed image per Kubernetes minor",
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args:          cobra.NoArgs,
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+		Args: func(c *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return usage("there is no command %s; `builder --help` lists them", args[0])
+			}
+			return nil
+		},
 	}
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usage("%w", err) })

@@ -3,9 +3,11 @@ package cli
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/kairos-io/provider-kubernetes/builder/fetch"
 	"github.com/kairos-io/provider-kubernetes/builder/image"
+	"github.com/kairos-io/provider-kubernetes/builder/layerfs"
 	"github.com/kairos-io/provider-kubernetes/builder/lock"
 	"github.com/kairos-io/provider-kubernetes/builder/official"
 	"github.com/kairos-io/provider-kubernetes/builder/publish"
@@ -39,6 +41,9 @@ func ExitCode(err error) int {
 		tool         *image.BadTool
 		noChecksum   *official.NoChecksum
 		badChecksum  *official.BadChecksum
+		policy       *image.BadPolicy
+		escape       *layerfs.Escape
+		loop         *layerfs.LinkLoop
 		nonconform   *image.NotConformant
 		rejection    *signing.Rejection
 		unreachable  *fetch.Unreachable
@@ -46,21 +51,20 @@ func ExitCode(err error) int {
 		noPlatform   *fetch.NoPlatform
 		publishFails *publish.Unreachable
 		inspected    *findings
+		broken       *damaged
 	)
 	switch {
 	case err == nil:
 		return ExitOK
-	case is(&use):
+	case is(&use), is(&policy):
 		return ExitUsage
 	case errors.Is(err, signing.ErrNoRule):
 		return ExitRefused
-	case is(&rejection) && rejection.Result.Outcome != signing.Unreachable:
-		return ExitVerification
-	case is(&nonconform), is(&inspected):
+	case disproved(err), is(&nonconform), is(&inspected), is(&broken):
 		return ExitVerification
 	case is(&noChecksum):
 		return ExitRefused
-	case is(&stale), is(&mismatch), is(&digest), is(&tool), is(&badChecksum), is(&noPlatform), errors.Is(err, errDrift):
+	case is(&stale), is(&mismatch), is(&digest), is(&tool), is(&escape), is(&loop), is(&badChecksum), is(&noPlatform), errors.Is(err, errDrift):
 		return ExitStale
 	case is(&unreachable), is(&notFound), is(&rejection), is(&publishFails):
 		return ExitUnreachable
@@ -68,4 +72,17 @@ func ExitCode(err error) int {
 		return ExitDeadline
 	}
 	return ExitUnexpected
+}
+
+// disproved tells whether one of the signatures in err was read and lets nothing
+// in. errors.As would stop at the first, which may be one that can't be read.
+func disproved(err error) bool {
+	if r, ok := err.(*signing.Rejection); ok { //nolint:errorlint // every error is looked at by itself
+		return r.Result.Outcome != signing.Unreachable
+	}
+	if all, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // as above
+		return slices.ContainsFunc(all.Unwrap(), disproved)
+	}
+	inner := errors.Unwrap(err)
+	return inner != nil && disproved(inner)
 }

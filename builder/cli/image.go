@@ -2,14 +2,18 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/spf13/cobra"
@@ -17,6 +21,7 @@ import (
 	"github.com/kairos-io/provider-kubernetes/builder/fetch"
 	"github.com/kairos-io/provider-kubernetes/builder/finish"
 	"github.com/kairos-io/provider-kubernetes/builder/image"
+	"github.com/kairos-io/provider-kubernetes/builder/lock"
 	"github.com/kairos-io/provider-kubernetes/builder/official"
 	"github.com/kairos-io/provider-kubernetes/builder/publish"
 	"github.com/kairos-io/provider-kubernetes/builder/report"
@@ -79,27 +84,36 @@ func (a *app) image(ctx context.Context, f imageFlags) error {
 	}
 	var platforms []fetch.Platform
 	for s := range strings.SplitSeq(f.platforms, ",") {
-		p, err := fetch.ParsePlatform(s)
+		p, err := platform(s)
 		if err != nil {
-			return usage("%w", err)
+			return err
+		}
+		if slices.Contains(platforms, p) {
+			return usage("--platform names %s twice", p)
 		}
 		platforms = append(platforms, p)
 	}
-	name, reason, err := a.choose(ctx, f.supply, row, platforms[0])
-	if err != nil {
-		return err
-	}
-	fmt.Fprintf(a.stdout, "supply %s: %s\n", name, reason)
 	tags := []string{f.tag + "-k8s" + row.Minor.String()}
 	if row.Minor == a.matrix.Newest() && f.push != "" {
 		tags = append(tags, f.tag, "latest")
 	}
+	for _, tag := range tags {
+		ref := cmp.Or(f.push, localRepository) + ":" + tag
+		if _, err := name.NewTag(ref, name.StrictValidation); err != nil {
+			return usage("%s can't be published: %w", ref, err)
+		}
+	}
+	chosen, reason, err := a.choose(ctx, f.supply, row, platforms[0])
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(a.stdout, "supply %s: %s\n", chosen, reason)
 	if f.dryRun {
-		return a.plan(f, row, name, platforms, tags)
+		return a.plan(f, row, chosen, platforms, tags)
 	}
 
 	rep := a.reporter()
-	st, err := store.Open(filepath.Join(a.cache, "store"))
+	st, err := a.store()
 	if err != nil {
 		return err
 	}
@@ -107,10 +121,10 @@ func (a *app) image(ctx context.Context, f imageFlags) error {
 	if err != nil {
 		return err
 	}
-	summary := report.Summary{Kubernetes: row.Kubernetes.String(), Supply: name, SupplyReason: reason, Tags: tags}
+	summary := report.Summary{Kubernetes: row.Kubernetes.String(), Supply: chosen, SupplyReason: reason, Tags: tags}
 	var images []finish.Image
 	for _, p := range platforms {
-		made, err := a.platform(ctx, f, row, name, reason, p, compression, st, rep)
+		made, err := a.platform(ctx, f, row, chosen, p, compression, st, rep)
 		if err != nil {
 			return err
 		}
@@ -131,7 +145,7 @@ func (a *app) image(ctx context.Context, f imageFlags) error {
 		return err
 	}
 	summary.Image = location + "@" + index.Descriptor.Digest
-	summary.Steps = rep.Timings()
+	summary.Steps, summary.PeakMemory = rep.Timings(), peakMemory()
 	if err := a.summarise(f, row, summary); err != nil {
 		return err
 	}
@@ -139,7 +153,7 @@ func (a *app) image(ctx context.Context, f imageFlags) error {
 	return err
 }
 
-func (a *app) platform(ctx context.Context, f imageFlags, row matrix.Row, name, reason string, p fetch.Platform, c rootfs.Compression, st *store.Store, rep *report.Reporter) (*image.Made, error) {
+func (a *app) platform(ctx context.Context, f imageFlags, row matrix.Row, name string, p fetch.Platform, c rootfs.Compression, st *store.Store, rep *report.Reporter) (*image.Made, error) {
 	s, err := a.openSupply(name, row, p, f.gocmd, f.refresh, rep)
 	if err != nil {
 		return nil, err
@@ -191,6 +205,7 @@ func (a *app) publish(ctx context.Context, f imageFlags, row matrix.Row, st *sto
 	location := f.push
 	step := rep.Step("publish")
 	if f.push != "" {
+		a.pushing = f.push
 		err = publish.Registry{Repository: f.push}.Push(ctx, st, release, tags)
 	} else {
 		location = filepath.Join(f.out, "k8s-"+row.Minor.String())
@@ -202,6 +217,16 @@ func (a *app) publish(ctx context.Context, f imageFlags, row matrix.Row, st *sto
 	step = rep.Step("verify our own signature")
 	_, err = verifySignature(ctx, location, index.Descriptor.Digest, key.PublicKey())
 	return location, step.Done(err)
+}
+
+// peakMemory is the most that this process had in memory, in bytes; programs it
+// started don't count.
+func peakMemory() int64 {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return u.Maxrss << 10
 }
 
 // openKey returns the key to sign with.
@@ -240,8 +265,12 @@ func (a *app) summarise(f imageFlags, row matrix.Row, s report.Summary) error {
 // plan prints what image would do.
 func (a *app) plan(f imageFlags, row matrix.Row, name string, platforms []fetch.Platform, tags []string) error {
 	fmt.Fprintf(a.stdout, "would make Kubernetes %s for %s:\n", row.Kubernetes, f.platforms)
+	var locks []string
+	for _, p := range platforms {
+		locks = append(locks, mustRel(a.source, lock.Path(a.source, name, row.Minor, p.String())))
+	}
 	for i, line := range []string{
-		"read the lock " + mustRel(a.source, lockPath(a.source, name, row, platforms[0])) + " and refuse it if it is stale",
+		"read " + strings.Join(locks, " and ") + " and refuse what is stale",
 		"fetch and verify by digest: " + strings.Join(references(row), " "),
 		"take kubeadm, kubelet, kubectl, crictl " + a.matrix.Stack.Crictl + ", containerd " + a.matrix.Stack.Containerd + ", runc " + a.matrix.Stack.Runc + " and CNI plugins " + a.matrix.Stack.CNIPlugins + " from verified inputs, etcdctl and etcdutl " + row.EtcdVersion() + " from the etcd image",
 		"compare the bundle with kubeadm's own list and write images.lock",

@@ -7,13 +7,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/kairos-io/provider-kubernetes/builder/fetch"
 	"github.com/kairos-io/provider-kubernetes/builder/image"
 	"github.com/kairos-io/provider-kubernetes/builder/inspect"
 )
 
 func (a *app) inspectCommand() *cobra.Command {
-	var minor, platform, out string
+	var minor, wanted, out string
 	cmd := &cobra.Command{
 		Use:   "inspect IMAGE",
 		Short: "Prove that an image keeps what is promised about node images",
@@ -24,9 +23,9 @@ one. All findings are reported; any finding is exit 6.`,
 			if err := output(out, "text", "json"); err != nil {
 				return err
 			}
-			p, err := fetch.ParsePlatform(platform)
+			p, err := platform(wanted)
 			if err != nil {
-				return usage("%w", err)
+				return err
 			}
 			img, closer, err := a.openImage(cmd.Context(), args[0], p)
 			if err != nil {
@@ -63,7 +62,7 @@ one. All findings are reported; any finding is exit 6.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&minor, "minor", "", "minor to expect; by default what the image's label says")
-	f.StringVar(&platform, "platform", hostPlatform(), "platform to inspect")
+	f.StringVar(&wanted, "platform", hostPlatform(), "platform to inspect")
 	f.StringVar(&out, "output", "text", "text or json")
 	return cmd
 }

@@ -19,7 +19,7 @@ import (
 )
 
 func (a *app) lockCommand() *cobra.Command {
-	var minor, supplyName, platform, gocmd, trustedRoot string
+	var minor, supplyName, wanted, gocmd, trustedRoot string
 	var check bool
 	cmd := &cobra.Command{
 		Use:   "lock --minor 1.37",
@@ -32,9 +32,9 @@ difference for review. With --check nothing is written and any drift is exit 4.`
 			if err != nil {
 				return err
 			}
-			p, err := fetch.ParsePlatform(platform)
+			p, err := platform(wanted)
 			if err != nil {
-				return usage("%w", err)
+				return err
 			}
 			fresh, files, err := a.relock(cmd.Context(), supplyName, row, p, gocmd, trustedRoot)
 			if err != nil {
@@ -77,7 +77,7 @@ difference for review. With --check nothing is written and any drift is exit 4.`
 	f := cmd.Flags()
 	f.StringVar(&minor, "minor", "", "Kubernetes minor, such as 1.37")
 	f.StringVar(&supplyName, "supply", supply.Rebuilt, "official or rebuilt")
-	f.StringVar(&platform, "platform", hostPlatform(), "platform of the image")
+	f.StringVar(&wanted, "platform", hostPlatform(), "platform of the image")
 	f.StringVar(&gocmd, "go", "", "the go command; found in PATH by default")
 	f.StringVar(&trustedRoot, "trusted-root", "", "trusted_root.json to judge released inputs by; sigstore's TUF repository gives it by default (official supply)")
 	f.BoolVar(&check, "check", false, "write nothing; drift is exit 4")
@@ -107,7 +107,7 @@ func (a *app) relock(ctx context.Context, name string, row matrix.Row, p fetch.P
 // upstream returns what released inputs are resolved with. The trusted root comes
 // from a file, or from sigstore's TUF repository.
 func (a *app) upstream(trustedRoot string) (official.Upstream, error) {
-	st, err := store.Open(filepath.Join(a.cache, "store"))
+	st, err := a.store()
 	if err != nil {
 		return official.Upstream{}, err
 	}

@@ -12,51 +12,51 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/kairos-io/provider-kubernetes/builder/fetch"
 	"github.com/kairos-io/provider-kubernetes/builder/inspect"
 	"github.com/kairos-io/provider-kubernetes/builder/layerfs"
-	"github.com/kairos-io/provider-kubernetes/builder/lock"
 	"github.com/kairos-io/provider-kubernetes/builder/publish"
 	"github.com/kairos-io/provider-kubernetes/builder/store"
-	"github.com/kairos-io/provider-kubernetes/matrix"
 )
 
-func lockPath(root, name string, row matrix.Row, p fetch.Platform) string {
-	return lock.Path(root, name, row.Minor, p.String())
-}
-
 // locate returns an image's place (layout folder or repository) and its digest.
-func locate(ctx context.Context, image string) (place, digest string, err error) {
+func (a *app) locate(ctx context.Context, image string) (place, digest string, err error) {
 	place, digest = split(image)
-	if digest != "" {
-		if !isFolder(place) {
-			// A tag beside a digest says nothing.
-			if i := strings.LastIndex(place, ":"); i > strings.LastIndex(place, "/") {
-				place = place[:i]
-			}
-		}
-		return place, digest, nil
-	}
 	if isFolder(place) {
+		if digest != "" {
+			return place, digest, nil
+		}
 		src, err := publish.OpenLayout(place)
 		if err != nil {
-			return "", "", err
+			return "", "", usage("%w", err)
 		}
 		defer src.Close()
 		d, err := onlyIndex(src.Index())
 		return place, d.Digest, err
 	}
-	r, err := (&fetch.Client{}).Resolve(ctx, image)
+	ref, err := name.ParseReference(image, name.StrictValidation)
 	if err != nil {
-		return "", "", err
+		return "", "", usage("%s is neither a layout nor a reference with registry and tag or digest: %w", image, err)
 	}
-	if i := strings.LastIndex(place, ":"); i > strings.LastIndex(place, "/") {
-		place = place[:i]
+	if digest == "" {
+		st, err := a.store()
+		if err != nil {
+			return "", "", err
+		}
+		r, err := (&fetch.Client{Store: st}).Resolve(ctx, image)
+		if err != nil {
+			return "", "", err
+		}
+		digest = r.Digest
 	}
-	return place, r.Digest, nil
+	return ref.Context().Name(), digest, nil
 }
+
+// store opens the store of everything that was fetched or made.
+func (a *app) store() (*store.Store, error) { return store.Open(filepath.Join(a.cache, "store")) }
 
 // entry is a descriptor in an index, as far as it is needed here.
 type entry struct {
@@ -115,16 +115,15 @@ func (a *app) openImage(ctx context.Context, image string, p fetch.Platform) (im
 		img.Name = image
 		return img, src, nil
 	}
-	st, err := store.Open(filepath.Join(a.cache, "store"))
+	place, digest, err = a.locate(ctx, image)
 	if err != nil {
 		return img, nil, err
 	}
-	client := &fetch.Client{Store: st}
-	place, digest, err = locate(ctx, image)
+	st, err := a.store()
 	if err != nil {
 		return img, nil, err
 	}
-	got, err := client.Image(ctx, place+"@"+digest, p)
+	got, err := (&fetch.Client{Store: st}).Image(ctx, place+"@"+digest, p)
 	if err != nil {
 		return img, nil, err
 	}

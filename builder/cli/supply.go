@@ -39,16 +39,17 @@ func (a *app) choose(ctx context.Context, wanted string, row matrix.Row, platfor
 	} else if err != nil {
 		return "", "", err
 	}
-	if err := answers(ctx, matrix.Registry); err != nil {
-		return supply.Rebuilt, matrix.Registry + " does not answer: " + err.Error(), nil
+	if err := answers(ctx, a.registry); err != nil {
+		return supply.Rebuilt, a.registry + " does not answer: " + err.Error(), nil
 	}
-	return supply.Official, "its lock is there and " + matrix.Registry + " answers", nil
+	return supply.Official, "its lock is there and " + a.registry + " answers", nil
 }
 
-func answers(ctx context.Context, host string) error {
+// answers tells whether a registry serves requests, if only to ask who is there.
+func answers(ctx context.Context, registry string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+host+"/v2/", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, registry+"/v2/", nil)
 	if err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/spf13/cobra"
 
+	"github.com/kairos-io/provider-kubernetes/builder/publish"
 	"github.com/kairos-io/provider-kubernetes/signing"
 )
 
@@ -31,11 +32,14 @@ by digest or by the one tag it has. A tag is resolved once.`,
 			if err != nil {
 				return usage("public key: %w; name it with --key", err)
 			}
-			place, digest, err := locate(cmd.Context(), args[0])
+			place, digest, err := a.locate(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
 			res, err := verifySignature(cmd.Context(), place, digest, pub)
+			if err == nil {
+				err = whole(cmd.Context(), place)
+			}
 			if err != nil {
 				return err
 			}
@@ -79,6 +83,29 @@ func verifySignature(ctx context.Context, place, digest string, pub []byte) (sig
 		return res, err
 	}
 	return res, res.Err()
+}
+
+// damaged is a layout in which not everything is what its digest says.
+type damaged struct{ err error }
+
+func (e *damaged) Error() string { return e.err.Error() }
+func (e *damaged) Unwrap() error { return e.err }
+
+// whole reads a layout to its end, since a signature only says what digest the
+// content should have. What comes from a registry is checked by whoever pulls it.
+func whole(ctx context.Context, place string) error {
+	if !isFolder(place) {
+		return nil
+	}
+	src, err := publish.OpenLayout(place)
+	if err != nil {
+		return err
+	}
+	defer src.Close()
+	if err := src.Verify(ctx); err != nil && ctx.Err() == nil {
+		return &damaged{fmt.Errorf("layout %s is signed, but damaged:\n%w", place, err)}
+	}
+	return ctx.Err()
 }
 
 func isFolder(path string) bool {

@@ -6,8 +6,6 @@
 package debian
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -117,7 +115,8 @@ func (a Archive) ask(ctx context.Context, names []string) ([]Package, error) {
 	}
 	out, err := get(append([]string{"install", "--no-install-recommends", "--yes", "--print-uris"}, names...)...)
 	if err != nil {
-		return nil, fmt.Errorf("resolve %s: %w", strings.Join(names, " "), err)
+		// What can't be had apt says on standard output.
+		return nil, fmt.Errorf("resolve %s: %w\n%s", strings.Join(names, " "), err, out)
 	}
 	return ParseURIs(out)
 }
@@ -130,27 +129,32 @@ func (a Archive) ask(ctx context.Context, names []string) ([]Package, error) {
 func ParseURIs(b []byte) ([]Package, error) {
 	var pkgs []Package
 	var errs []error
-	for sc := bufio.NewScanner(bytes.NewReader(b)); sc.Scan(); {
-		line := sc.Text()
+	for line := range strings.Lines(string(b)) {
 		if !strings.HasPrefix(line, "'") {
 			continue
 		}
-		f := strings.Fields(line)
-		if len(f) != 4 {
-			errs = append(errs, fmt.Errorf("apt printed %q: expected '<url>' <file> <size> SHA256:<hex>", line))
+		p, ok := parseURI(strings.Fields(line))
+		if !ok {
+			errs = append(errs, fmt.Errorf("apt printed %q: expected '<url>' <file> <size> SHA256:<hex>", strings.TrimSpace(line)))
 			continue
 		}
-		size, serr := strconv.ParseInt(f[2], 10, 64)
-		hash, ok := strings.CutPrefix(f[3], "SHA256:")
-		if serr != nil || size <= 0 || !ok || len(hash) != 64 || filepath.Base(f[1]) != f[1] {
-			errs = append(errs, fmt.Errorf("apt printed %q: expected '<url>' <file> <size> SHA256:<hex>", line))
-			continue
-		}
-		pkgs = append(pkgs, Package{store.Descriptor{Digest: "sha256:" + hash, Size: size}, f[1], strings.Trim(f[0], "'")})
+		pkgs = append(pkgs, p)
 	}
 	if len(pkgs) == 0 && len(errs) == 0 {
 		errs = append(errs, errors.New("apt named no package to download"))
 	}
 	slices.SortFunc(pkgs, func(x, y Package) int { return strings.Compare(x.File, y.File) })
 	return pkgs, errors.Join(errs...)
+}
+
+func parseURI(f []string) (p Package, ok bool) {
+	if len(f) != 4 {
+		return p, false
+	}
+	size, err := strconv.ParseInt(f[2], 10, 64)
+	hash, ok := strings.CutPrefix(f[3], "SHA256:")
+	if err != nil || size <= 0 || !ok || len(hash) != 64 || strings.Trim(hash, "0123456789abcdef") != "" || filepath.Base(f[1]) != f[1] {
+		return p, false
+	}
+	return Package{store.Descriptor{Digest: "sha256:" + hash, Size: size}, f[1], strings.Trim(f[0], "'")}, true
 }

@@ -80,10 +80,12 @@ func (t *Tree) Add(ctx context.Context, deb string, keep func(path string) bool)
 		_, err = io.Copy(io.Discard, pr)
 	}
 	pr.CloseWithError(err)
-	if err != nil {
+	if err != nil { // of the reading, or what ended the program
 		cancel()
+		<-done
+		return err
 	}
-	return errors.Join(err, <-done)
+	return <-done
 }
 
 func (t *Tree) read(tr *tar.Reader, keep func(string) bool) error {

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/go-containerregistry/pkg/authn"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
 	"github.com/kairos-io/provider-kubernetes/builder/bundle"
@@ -44,18 +45,19 @@ const (
 
 // Spec is what to make for one platform.
 type Spec struct {
-	Row          matrix.Row
-	Stack        matrix.Stack
-	Epoch        time.Time // of every file and of the image
-	Platform     fetch.Platform
-	Version      string // of this project, "v0.5.0"
-	Provider     string // path of the node runtime's binary for this platform
-	Compression  rootfs.Compression
-	Supply       supply.Supply
-	SupplyReason string
-	Store        *store.Store
-	Keychain     fetch.Client // its Keychain, Retry and Transport are used
-	Report       *report.Reporter
+	Row         matrix.Row
+	Stack       matrix.Stack
+	Epoch       time.Time // of every file and of the image
+	Platform    fetch.Platform
+	Version     string // of this project, "v0.5.0"
+	Provider    string // path of the node runtime's binary for this platform
+	Compression rootfs.Compression
+	Supply      supply.Supply
+	Store       *store.Store
+	Keychain    authn.Keychain // registry credentials; nil means the user's Docker credentials
+	Retry       fetch.Retry    // of downloads
+	Progress    func(name string, done, total int64)
+	Report      *report.Reporter
 }
 
 // Made is one finished and inspected platform image, whole in the store.
@@ -86,9 +88,7 @@ func Make(ctx context.Context, s Spec) (*Made, error) {
 	if err != nil {
 		return nil, err
 	}
-	client := m.Keychain
-	client.Store, client.Routes = m.Store, in.Routes
-	v, err := m.fetchAll(ctx, in, &client)
+	v, err := m.fetchAll(ctx, in, &fetch.Client{Store: m.Store, Routes: in.Routes, Keychain: m.Keychain, Retry: m.Retry, Progress: m.Progress})
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +107,7 @@ func Make(ctx context.Context, s Spec) (*Made, error) {
 	if err != nil {
 		return nil, err
 	}
-	img, err := m.finish(ctx, in, v, built, kairos)
+	img, err := m.finish(ctx, v, built, kairos)
 	if err != nil {
 		return nil, err
 	}
@@ -116,7 +116,7 @@ func Make(ctx context.Context, s Spec) (*Made, error) {
 		return nil, err
 	}
 	made := &Made{Image: img, Inspection: inspection, KairosVersion: kairos, Summary: report.Platform{
-		Platform: m.Platform.String(), Digest: img.Manifest.Descriptor.Digest, Inputs: v.rows, Resolved: in.Resolved,
+		Platform: m.Platform.String(), Digest: img.Manifest.Descriptor.Digest, Inputs: v.rows, Resolved: in.Resolved, Toolchain: in.Toolchain,
 	}}
 	base := len(img.Layers) - len(built)
 	for i, l := range img.Layers {
@@ -191,7 +191,7 @@ func (m *maker) payload(ctx context.Context, in *supply.Inputs, v *verified, too
 	for _, i := range in.Bundle {
 		name := i.Name + ".tar"
 		layers = append(layers, rootfs.Layer{Name: "image " + i.Name, Compression: rootfs.None, Files: []rootfs.File{
-			{Path: bundle.Folder + "/" + name, Mode: 0o644, Content: archives[name]},
+			{Path: overlay.BundleDir + "/" + name, Mode: 0o644, Content: archives[name]},
 		}})
 	}
 	layers = append(layers, kube)
@@ -204,7 +204,7 @@ func (m *maker) payload(ctx context.Context, in *supply.Inputs, v *verified, too
 	for _, f := range files {
 		over.Files = append(over.Files, file(f))
 	}
-	over.Files = append(over.Files, rootfs.File{Path: bundle.Folder + "/" + bundle.LockName, Mode: 0o644, Data: list.Marshal()})
+	over.Files = append(over.Files, rootfs.File{Path: overlay.BundleDir + "/" + bundle.LockName, Mode: 0o644, Data: list.Marshal()})
 	provider, err := m.provider(ctx)
 	if err != nil {
 		return nil, "", err
@@ -269,9 +269,12 @@ func (m *maker) kairosVersion(v *verified, layers []rootfs.Layer, provider store
 	return fmt.Sprintf("%s+k8s.%s.%s", m.Version, m.Row.Kubernetes.String()[1:], hex.EncodeToString(h.Sum(nil))[:12])
 }
 
+// releaseFiles identify an operating system, and a Kairos image.
+var releaseFiles = []string{"etc/os-release", "usr/lib/os-release", "etc/kairos-release"}
+
 // release returns the base's release files with what this image says of itself.
 func (m *maker) release(ctx context.Context, base *fetch.Image, kairos string) ([]rootfs.File, error) {
-	key := "v1\x00" + base.Manifest.Digest
+	key := "v2\x00" + base.Manifest.Digest
 	var texts map[string]string
 	if !m.Store.Lookup("release-files", key, &texts) {
 		fsys, err := layerfs.New(ctx, m.layers(base))
@@ -279,23 +282,23 @@ func (m *maker) release(ctx context.Context, base *fetch.Image, kairos string) (
 			return nil, fmt.Errorf("base %s: %w", base.Reference, err)
 		}
 		texts = map[string]string{}
-		for _, name := range []string{"etc/os-release", "etc/kairos-release"} {
-			e, err := fsys.Stat(name)
-			if err != nil {
+		for _, name := range releaseFiles {
+			// A link stays one: what it leads to is in the list too.
+			if e, err := fsys.Lstat(name); err != nil || e.Type != layerfs.Regular {
 				continue
 			}
 			b, err := fsys.ReadFile(ctx, name, 64<<10)
 			if err != nil {
 				return nil, fmt.Errorf("base %s: %w", base.Reference, err)
 			}
-			texts[e.Path] = string(b)
+			texts[name] = string(b)
 		}
 		if err := m.Store.Record("release-files", key, texts); err != nil {
 			return nil, err
 		}
 	}
 	if len(texts) == 0 {
-		return nil, fmt.Errorf("base %s has no etc/os-release", base.Reference)
+		return nil, fmt.Errorf("base %s has none of %s", base.Reference, strings.Join(releaseFiles, ", "))
 	}
 	var out []rootfs.File
 	for name, text := range texts {
@@ -311,7 +314,7 @@ func (m *maker) release(ctx context.Context, base *fetch.Image, kairos string) (
 	return out, nil
 }
 
-func (m *maker) finish(ctx context.Context, in *supply.Inputs, v *verified, built []rootfs.Built, kairos string) (finish.Image, error) {
+func (m *maker) finish(ctx context.Context, v *verified, built []rootfs.Built, kairos string) (finish.Image, error) {
 	base := v.images["base"]
 	config, err := m.Store.ReadAll(base.Config.Digest, 8<<20)
 	if err != nil {

@@ -13,7 +13,6 @@ import (
 	"github.com/kairos-io/provider-kubernetes/builder/layerfs"
 	"github.com/kairos-io/provider-kubernetes/builder/lock"
 	"github.com/kairos-io/provider-kubernetes/builder/report"
-	"github.com/kairos-io/provider-kubernetes/builder/store"
 	"github.com/kairos-io/provider-kubernetes/builder/supply"
 	"github.com/kairos-io/provider-kubernetes/signing"
 )
@@ -23,24 +22,30 @@ import (
 type verified struct {
 	images  map[string]*fetch.Image // by input name
 	results map[string]signing.Result
-	files   map[string]store.Descriptor
+	files   map[string]supply.File
 	rows    []report.Input
 }
 
-// fetchAll fetches every input by digest and verifies it. Signatures are
-// checked as soon as the manifests are there; no blob of an image is fetched
-// before every image has been accepted.
+// BadPolicy is a signing policy or a trusted root that can't be used.
+type BadPolicy struct{ Err error }
+
+func (e *BadPolicy) Error() string { return e.Err.Error() }
+func (e *BadPolicy) Unwrap() error { return e.Err }
+
+// fetchAll fetches every input by digest and verifies it. Signatures are checked
+// as soon as the manifests are there, those of files by the digest they are to
+// have; nothing else is fetched before every input has been accepted.
 func (m *maker) fetchAll(ctx context.Context, in *supply.Inputs, client *fetch.Client) (*verified, error) {
 	verifier, err := in.Verifier()
 	if err != nil {
-		return nil, err
+		return nil, &BadPolicy{err}
 	}
 	verifier.Transport, verifier.Keychain = client.RoundTripper(), client.Keychain
 	all := in.Images()
 	images := make([]*fetch.Image, len(all))
 	results := make([]signing.Result, len(all))
 
-	step := m.Report.Step(fmt.Sprintf("verify %d images", len(all)))
+	step := m.Report.Step(fmt.Sprintf("verify %d images and %d files", len(all), len(in.Files)))
 	findings := make([]error, len(all))
 	g := new(errgroup.Group)
 	g.SetLimit(8)
@@ -63,11 +68,16 @@ func (m *maker) fetchAll(ctx context.Context, in *supply.Inputs, client *fetch.C
 		})
 	}
 	_ = g.Wait() // findings are collected, so that all are reported
+	v := &verified{images: map[string]*fetch.Image{}, results: map[string]signing.Result{}, files: map[string]supply.File{}}
+	for _, f := range in.Files {
+		row, err := m.vouched(ctx, f, verifier)
+		findings = append(findings, err)
+		v.files[f.Name], v.rows = f, append(v.rows, row)
+	}
 	if err := step.Done(errors.Join(findings...)); err != nil {
 		return nil, err
 	}
 
-	v := &verified{images: map[string]*fetch.Image{}, results: map[string]signing.Result{}, files: map[string]store.Descriptor{}}
 	step = m.Report.Step("fetch layers")
 	var fetched int64
 	for i, want := range all {
@@ -87,29 +97,27 @@ func (m *maker) fetchAll(ctx context.Context, in *supply.Inputs, client *fetch.C
 
 	for _, f := range in.Files {
 		step := m.Report.Step("fetch " + f.Name)
-		row, err := m.file(ctx, f, client, verifier)
+		_, err := client.File(ctx, f.URL, f.Descriptor)
 		if err := step.Done(err); err != nil {
-			return nil, fmt.Errorf("%s: %w", f.URL, err)
+			return nil, err
 		}
-		v.files[f.Name] = f.Descriptor
-		v.rows = append(v.rows, row)
 	}
 	slices.SortFunc(v.rows, func(a, b report.Input) int { return strings.Compare(a.Name, b.Name) })
 	return v, nil
 }
 
-// file fetches a release file by digest and checks its detached signature when
-// it has one; otherwise the lock's independent checksum is what vouches.
-func (m *maker) file(ctx context.Context, f supply.File, client *fetch.Client, verifier *signing.Verifier) (report.Input, error) {
+// vouched checks the detached signature of a release file when it has one;
+// otherwise the lock's independent checksum is what vouches.
+func (m *maker) vouched(ctx context.Context, f supply.File, verifier *signing.Verifier) (report.Input, error) {
 	row := report.Input{Name: f.Name, Source: f.URL, Digest: f.Digest, Size: f.Size, Verified: lock.Verification{By: lock.ByChecksum, Origin: f.Origin}}
-	if f.Signature != nil {
-		res, err := f.Verify(ctx, verifier)
-		if err != nil {
-			return row, err
-		}
-		row.Verified = supply.Vouched(res)
+	if f.Signature == nil {
+		return row, nil
 	}
-	_, err := client.File(ctx, f.URL, f.Descriptor)
+	res, err := f.Verify(ctx, verifier)
+	if err == nil {
+		err = res.Err()
+	}
+	row.Verified = supply.Vouched(res)
 	return row, err
 }
 

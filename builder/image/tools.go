@@ -27,14 +27,14 @@ var etcdTools = []supply.Tool{
 	{Target: "usr/bin/etcdutl", Image: "etcd", Path: "usr/local/bin/etcdutl"},
 }
 
-// BadTool is a tool in a verified input that can't be used.
+// BadTool is a tool in a verified image or release file that can't be used.
 type BadTool struct {
-	Path, Image, Digest string // where it should be
+	Path, Input, Digest string // where it should be
 	Found, Want         string
 }
 
 func (e *BadTool) Error() string {
-	return fmt.Sprintf("%s of %s (%s): found %s, expected %s", e.Path, e.Image, e.Digest, e.Found, e.Want)
+	return fmt.Sprintf("%s of %s (%s): found %s, expected %s", e.Path, e.Input, e.Digest, e.Found, e.Want)
 }
 
 // tools takes every tool out of its verified input and returns them by target.
@@ -66,14 +66,15 @@ func (m *maker) tools(ctx context.Context, in *supply.Inputs, v *verified) (map[
 		}
 	}
 	for _, t := range wanted {
-		d, ok := v.files[t.File]
-		if !ok || t.File == "" {
+		f, ok := v.files[t.File]
+		if !ok {
 			continue
 		}
+		d := f.Descriptor
 		if t.Path != "" {
 			var err error
-			if d, err = m.member(ctx, d, t.Path); err != nil {
-				findings = append(findings, fmt.Errorf("%s: %w", t.File, err))
+			if d, err = m.member(ctx, f, t.Path); err != nil {
+				findings = append(findings, err)
 				continue
 			}
 		}
@@ -115,7 +116,7 @@ func (m *maker) extract(ctx context.Context, name string, img *fetch.Image, path
 		return nil, step.Done(fmt.Errorf("%s: %w", img.Reference, err))
 	}
 	bad := func(p, found, want string) error {
-		return &BadTool{Path: "/" + p, Image: img.Reference, Digest: img.Manifest.Digest, Found: found, Want: want}
+		return &BadTool{Path: "/" + p, Input: img.Reference, Digest: img.Manifest.Digest, Found: found, Want: want}
 	}
 	var findings []error
 	for _, p := range paths {
@@ -169,14 +170,21 @@ func (k *keeping) Close() error {
 	return err
 }
 
-// member takes one regular file out of a gzipped tar.
-func (m *maker) member(ctx context.Context, archive store.Descriptor, name string) (store.Descriptor, error) {
+// member takes one regular file out of a release file that is a gzipped tar.
+func (m *maker) member(ctx context.Context, archive supply.File, name string) (d store.Descriptor, err error) {
+	defer func() {
+		if _, ok := err.(*BadTool); !ok && err != nil {
+			err = fmt.Errorf("%s: %w", archive.URL, err)
+		}
+	}()
+	bad := func(found string) error {
+		return &BadTool{Path: "/" + name, Input: archive.URL, Digest: archive.Digest, Found: found, Want: "a regular file"}
+	}
 	key := "v1\x00" + archive.Digest + "\x00" + name
-	var d store.Descriptor
 	if m.Store.Lookup("members", key, &d) && m.Store.Has(d) {
 		return d, nil
 	}
-	f, err := m.Store.OpenVerified(archive)
+	f, err := m.Store.OpenVerified(archive.Descriptor)
 	if err != nil {
 		return d, err
 	}
@@ -198,7 +206,7 @@ func (m *maker) member(ctx context.Context, archive store.Descriptor, name strin
 			continue
 		}
 		if h.Typeflag != tar.TypeReg {
-			return d, fmt.Errorf("member %s has tar type %q, expected a regular file", name, h.Typeflag)
+			return d, bad(fmt.Sprintf("tar type %q", h.Typeflag))
 		}
 		if d, err = m.Store.Put(ctx, tr, store.Descriptor{}); err != nil {
 			return d, err
@@ -213,7 +221,7 @@ func (m *maker) member(ctx context.Context, archive store.Descriptor, name strin
 		return d, err
 	}
 	if !found {
-		return d, fmt.Errorf("has no member %s", name)
+		return d, bad("nothing")
 	}
 	return d, m.Store.Record("members", key, d)
 }
@@ -234,7 +242,7 @@ func (m *maker) checkTools(ctx context.Context, tools map[string]store.Descripto
 			return err
 		}
 		bad := func(found, want string) {
-			findings = append(findings, &BadTool{Path: "/" + t.Path, Image: img.Reference, Digest: img.Manifest.Digest, Found: found, Want: want})
+			findings = append(findings, &BadTool{Path: "/" + t.Path, Input: img.Reference, Digest: img.Manifest.Digest, Found: found, Want: want})
 		}
 		if why := program.NotStatic(file, m.Platform.Architecture); why != "" {
 			bad(why, "a static executable for "+m.Platform.String())

@@ -6,7 +6,9 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/base64"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"io"
@@ -14,7 +16,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -30,6 +34,7 @@ import (
 	"github.com/kairos-io/provider-kubernetes/builder/store"
 	"github.com/kairos-io/provider-kubernetes/builder/supply"
 	"github.com/kairos-io/provider-kubernetes/matrix"
+	"github.com/kairos-io/provider-kubernetes/overlay"
 	"github.com/kairos-io/provider-kubernetes/signing"
 	"github.com/kairos-io/provider-kubernetes/signing/signingtest"
 	"github.com/kairos-io/provider-kubernetes/test/standin"
@@ -39,12 +44,17 @@ import (
 var native, foreign []byte
 
 func TestMain(m *testing.M) {
-	dir, err := os.MkdirTemp("", "programs-*")
+	// Everything temporary goes here, so that what is left behind shows.
+	dir, err := os.MkdirTemp("", "image-*")
+	if err == nil {
+		err = os.Setenv("TMPDIR", dir)
+	}
 	if err != nil {
 		panic(err)
 	}
 	build := func(arch string) []byte {
-		out := filepath.Join(dir, arch)
+		out := filepath.Join(dir, "program")
+		defer os.Remove(out)
 		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s -w", "-o", out, "./testdata/program")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=-buildvcs=false")
 		if text, err := cmd.CombinedOutput(); err != nil {
@@ -58,6 +68,10 @@ func TestMain(m *testing.M) {
 	}
 	native, foreign = build(platform.Architecture), build(other.Architecture)
 	code := m.Run()
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		fmt.Println("left behind:", left, err)
+		code = 1
+	}
 	_ = os.RemoveAll(dir)
 	os.Exit(code)
 }
@@ -71,8 +85,8 @@ func says(program []byte, answers ...string) string {
 // asks for an interpreter.
 func dynamic(program []byte) string {
 	b := bytes.Clone(program)
-	headers, size, count := b[32], b[54], b[56]  // of the 64-bit ELF header
-	b[int(headers)+int(size)*(int(count)-1)] = 3 // PT_INTERP
+	headers, size, count := int(b[32]), int(b[54]), int(b[56]) // in the 64-bit ELF header
+	binary.LittleEndian.PutUint32(b[headers+size*(count-1):], uint32(elf.PT_INTERP))
 	return string(b)
 }
 
@@ -142,14 +156,11 @@ rules:
   - {pattern: dl.k8s.io/**, identity: ` + fileSigner + `, issuer: ` + issuer + `}
 `
 
-// platform is what the images are made for: the programs in them are run.
-var platform, other = func() (p, q fetch.Platform) {
-	p, q = fetch.Platform{OS: "linux", Architecture: "amd64"}, fetch.Platform{OS: "linux", Architecture: "arm64"}
-	if !strings.HasSuffix(hostArch, p.Architecture) {
-		p, q = q, p
-	}
-	return p, q
-}()
+// platform is what the images are made for: this machine's, since the programs
+// in them are run. other is one that it does not run.
+var platform, other = fetch.Platform{OS: "linux", Architecture: runtime.GOARCH}, fetch.Platform{
+	OS: "linux", Architecture: map[bool]string{false: "arm64", true: "amd64"}[runtime.GOARCH == "arm64"],
+}
 
 // world is a supply whose inputs a registry and a web server serve, and the
 // image that is to be made of them. Everything in it is good; a test changes
@@ -166,8 +177,8 @@ type world struct {
 	blob     signingtest.Options
 	in       supply.Inputs
 	spec     image.Spec
+	mu       sync.Mutex
 	waits    []time.Duration // what the downloads waited for
-	tmp      string
 }
 
 func newWorld(t *testing.T, conf signingtest.Config) *world {
@@ -179,10 +190,9 @@ func newWorld(t *testing.T, conf signingtest.Config) *world {
 	row, _ := m.Row(m.Newest())
 	w := &world{
 		t: t, reg: standin.NewRegistry(t, standin.Options{Referrers: true}), web: standin.NewWeb(t),
-		sigstore: signingtest.New(t, conf), row: row, images: map[string]*input{}, tmp: t.TempDir(),
+		sigstore: signingtest.New(t, conf), row: row, images: map[string]*input{},
 		blob: signingtest.Options{Identity: fileSigner, Issuer: issuer},
 	}
-	t.Setenv("TMPDIR", w.tmp)
 	add := func(name, ref string, files ...file) {
 		w.images[name] = &input{ref: ref, files: files, platform: platform.String(), signer: w.sigstore, options: signingtest.Options{Identity: imageSigner, Issuer: issuer}}
 	}
@@ -204,7 +214,7 @@ func newWorld(t *testing.T, conf signingtest.Config) *world {
 	w.in.Tools = []supply.Tool{
 		{Target: "usr/bin/kubeadm", Image: "tools", Path: "usr/bin/kubeadm"},
 		{Target: "usr/bin/kubectl", File: "kubectl"},
-		{Target: supply.CNIFolder + "/loopback", File: "plugins", Path: "loopback"},
+		{Target: overlay.CNIDir + "/loopback", File: "plugins", Path: "loopback"},
 	}
 	w.in.Policy, w.in.Trust = []byte(policy), w.sigstore.TrustedRoot()
 	w.in.Routes = w.reg.Routes("registry.k8s.io", "inputs.example.com")
@@ -218,10 +228,12 @@ func newWorld(t *testing.T, conf signingtest.Config) *world {
 	w.spec = image.Spec{
 		Row: row, Stack: m.Stack, Epoch: m.Epoch, Platform: platform, Version: "v0.5.0", Provider: provider,
 		Supply: inputs{&w.in}, Store: openStore(t, t.TempDir()),
-		Keychain: fetch.Client{Retry: fetch.Retry{Sleep: func(ctx context.Context, d time.Duration) error {
+		Retry: fetch.Retry{Sleep: func(ctx context.Context, d time.Duration) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
 			w.waits = append(w.waits, d)
 			return ctx.Err()
-		}}},
+		}},
 	}
 	return w
 }
@@ -342,18 +354,12 @@ func (w *world) text(s string) string {
 	return s
 }
 
-// nothingLeft checks that the store holds whole blobs only and that no
-// temporary file is left, in the store or elsewhere.
+// nothingLeft checks that the store holds whole blobs only and no temporary file.
 func (w *world) nothingLeft() {
 	w.t.Helper()
-	for _, dir := range []string{filepath.Join(w.spec.Store.Dir(), "tmp"), w.tmp} {
-		left, err := os.ReadDir(dir)
-		if err != nil {
-			w.t.Error(err)
-		}
-		for _, e := range left {
-			w.t.Errorf("%s is left behind", filepath.Join(dir, e.Name()))
-		}
+	left, err := os.ReadDir(filepath.Join(w.spec.Store.Dir(), "tmp"))
+	if err != nil || len(left) > 0 {
+		w.t.Errorf("left behind: %v, %v", left, err)
 	}
 	blobs := filepath.Join(w.spec.Store.Dir(), "blobs", "sha256")
 	entries, err := os.ReadDir(blobs)
@@ -386,4 +392,34 @@ func hash(t *testing.T, digest string) v1.Hash {
 		t.Fatal(err)
 	}
 	return h
+}
+
+// built returns a program whose build information says that its main package is
+// that of an etcd module at this version.
+func built(t *testing.T, arch, tool, version string) string {
+	t.Helper()
+	module := "go.etcd.io/etcd/" + tool + "/v3"
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod":                        "module example.com/build\n\ngo 1.26\n\nrequire " + module + " v" + version + "\n",
+		"tools.go":                      "//go:build tools\n\npackage build\n\nimport _ \"" + module + "\"\n",
+		"vendor/modules.txt":            "# " + module + " v" + version + "\n## explicit\n" + module + "\n",
+		"vendor/" + module + "/main.go": "package main\n\nfunc main() {}\n",
+	} {
+		if err := store.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out := filepath.Join(dir, "out")
+	cmd := exec.Command("go", "build", "-mod=vendor", "-trimpath", "-ldflags=-s -w", "-o", out, module)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOFLAGS=-buildvcs=false", "GOWORK=off")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	b, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
 }

@@ -99,7 +99,7 @@ func TestDiffShowsOnlyWhatChanged(t *testing.T) {
 	want := "- base debian bookworm: packages by archive-signature systemd\n" +
 		"- etcd " + old.Inputs[0].Source + ": image sha256:" + hex64 + " 7 by signature a@b https://c\n" +
 		"+ etcd " + old.Inputs[0].Source + ": image sha256:" + hex64 + " 8 by signature a@b https://c\n"
-	signed := "kubeadm https://x/kubeadm: file sha256:"+hex64+" 9 by signature a@b https://c detached signature "
+	signed := "kubeadm https://x/kubeadm: file sha256:" + hex64 + " 9 by signature a@b https://c detached signature "
 	if rest, ok := strings.CutPrefix(got, want); !ok || strings.Count(rest, signed) != 2 || strings.Count(rest, "\n") != 2 {
 		t.Errorf("got\n%swant\n%sand a change of the detached signature", got, want)
 	}

@@ -28,6 +28,7 @@ import (
 	"github.com/kairos-io/provider-kubernetes/builder/store"
 	"github.com/kairos-io/provider-kubernetes/builder/supply"
 	"github.com/kairos-io/provider-kubernetes/matrix"
+	"github.com/kairos-io/provider-kubernetes/overlay"
 	"github.com/kairos-io/provider-kubernetes/signing"
 	"github.com/kairos-io/provider-kubernetes/signing/signingtest"
 	"github.com/kairos-io/provider-kubernetes/test/standin"
@@ -371,7 +372,7 @@ func TestEveryToolHasOneSource(t *testing.T) {
 		"usr/bin/containerd": "containerd", "usr/bin/containerd-shim-runc-v2": "containerd", "usr/bin/ctr": "containerd",
 	}
 	for _, p := range supply.CNIPlugins {
-		want[supply.CNIFolder+"/"+p] = "cni-plugins"
+		want[overlay.CNIDir+"/"+p] = "cni-plugins"
 	}
 	for target, source := range want {
 		if from[target] != source {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/kairos-io/provider-kubernetes/builder/supply"
 	"github.com/kairos-io/provider-kubernetes/matrix"
+	"github.com/kairos-io/provider-kubernetes/overlay"
 )
 
 // baseName is the input name of the base image.
@@ -50,7 +51,7 @@ func (s *Supply) releases() []release {
 	add("runc", s.Stack.Runc, "runc."+arch, "runc.sha256sum", supply.Tool{Target: "usr/bin/runc", File: "runc"})
 	var plugins []supply.Tool
 	for _, p := range supply.CNIPlugins {
-		plugins = append(plugins, supply.Tool{Target: supply.CNIFolder + "/" + p, File: "cni-plugins", Path: p})
+		plugins = append(plugins, supply.Tool{Target: overlay.CNIDir + "/" + p, File: "cni-plugins", Path: p})
 	}
 	cni := fmt.Sprintf("cni-plugins-linux-%s-v%s.tgz", arch, s.Stack.CNIPlugins)
 	add("cni-plugins", s.Stack.CNIPlugins, cni, cni+".sha256", plugins...)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -47,20 +48,18 @@ func (s *Supply) build(ctx context.Context, c component) (map[string]store.Descr
 	for _, v := range c.vars {
 		ldflags += " -X " + v
 	}
-	var cInputs string
+	var seccomp cInputs
 	if c.cgo {
-		var cenv []string
-		if cenv, cInputs, err = s.cInputs(ctx); err != nil {
+		if seccomp, err = s.cInputs(ctx); err != nil {
 			return nil, fmt.Errorf("%s needs C: %w", c.name, err)
 		}
-		env = append(append(env[1:], "CGO_ENABLED=1"), cenv...)
 		ldflags += " -extldflags -static"
 	}
 	args := []string{"build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags=" + ldflags}
 	if len(c.tags) > 0 {
 		args = append(args, "-tags="+strings.Join(c.tags, ","))
 	}
-	key := strings.Join([]string{"v1", string(mod), string(sum), s.goVersion, s.Platform.String(), strings.Join(args, " "), fmt.Sprint(c.programs), cInputs}, "\x00")
+	key := strings.Join([]string{"v1", string(mod), string(sum), s.goVersion, s.Platform.String(), strings.Join(args, " "), fmt.Sprint(c.programs), seccomp.id}, "\x00")
 	return s.cached(ctx, c.name+" "+c.version, key, c.programs, func(ctx context.Context, out string) error {
 		work, err := os.MkdirTemp(filepath.Join(s.Upstream.Dir(), "tmp"), "build-*")
 		if err != nil {
@@ -69,6 +68,14 @@ func (s *Supply) build(ctx context.Context, c component) (map[string]store.Descr
 		defer os.RemoveAll(work)
 		if err := errors.Join(os.WriteFile(filepath.Join(work, "go.mod"), mod, 0o644), os.WriteFile(filepath.Join(work, "go.sum"), sum, 0o644)); err != nil {
 			return err
+		}
+		env := env
+		if c.cgo {
+			more, err := seccomp.unpack(ctx, filepath.Join(work, "sysroot"))
+			if err != nil {
+				return err
+			}
+			env = append(slices.Clone(env[1:]), more...)
 		}
 		args := append(args, "-o", out+string(filepath.Separator))
 		for _, p := range c.programs {
@@ -152,16 +159,23 @@ func goName(pkg string) string {
 	return last
 }
 
-// cInputs unpacks libseccomp's headers and static library from its Debian
-// package, and returns the environment in which the compiler finds them and a
-// text that identifies compiler and library.
-func (s *Supply) cInputs(ctx context.Context) (env []string, id string, err error) {
+// cInputs are what a C build takes from outside Go's modules. id names compiler,
+// C library and libseccomp by their content.
+type cInputs struct {
+	id  string
+	deb string // libseccomp-dev, a verified Debian package
+}
+
+func (s *Supply) cInputs(ctx context.Context) (c cInputs, err error) {
 	if s.Platform.Architecture != runtime.GOARCH {
-		return nil, "", fmt.Errorf("a build for %s needs a host of that architecture; this one is %s", s.Platform, runtime.GOARCH)
+		return c, fmt.Errorf("a build for %s needs a host of that architecture; this one is %s", s.Platform, runtime.GOARCH)
 	}
 	gcc, err := run.Look("gcc")
 	if err != nil {
-		return nil, "", fmt.Errorf("%w; install gcc, libc6-dev and pkg-config", err)
+		return c, fmt.Errorf("%w; install gcc, libc6-dev and pkg-config", err)
+	}
+	if _, err := run.Look("pkg-config"); err != nil {
+		return c, fmt.Errorf("%w; install pkg-config", err)
 	}
 	ask := func(what string) (string, error) {
 		out, err := run.Cmd{Path: gcc, Args: []string{what}, Env: []string{"PATH=/usr/bin:/bin", "LC_ALL=C"}}.Output(ctx)
@@ -169,42 +183,45 @@ func (s *Supply) cInputs(ctx context.Context) (env []string, id string, err erro
 	}
 	version, err := ask("-dumpfullversion")
 	if err != nil {
-		return nil, "", err
+		return c, err
 	}
 	libc, err := ask("-print-file-name=libc.a")
 	if err != nil {
-		return nil, "", err
+		return c, err
 	}
 	static, err := os.ReadFile(libc)
 	if err != nil {
-		return nil, "", fmt.Errorf("gcc has no static C library: %w; install libc6-dev", err)
+		return c, fmt.Errorf("gcc has no static C library: %w; install libc6-dev", err)
 	}
-	pkgs, _, err := s.Debian.Resolve(ctx, []string{"libseccomp-dev"}, false)
+	pkgs, _, err := s.Debian.Resolve(ctx, []string{seccompPackage}, false)
 	if err != nil {
-		return nil, "", err
+		return c, err
 	}
-	id = version + store.Digest(static)
-	dir := filepath.Join(s.Debian.Dir, "sysroot")
 	for _, p := range pkgs {
-		if !strings.HasPrefix(p.File, "libseccomp-dev_") {
-			continue
+		if strings.HasPrefix(p.File, seccompPackage+"_") {
+			c.id = version + " " + store.Digest(static) + " " + p.Digest
+			c.deb, err = s.Upstream.Path(p.Digest)
+			return c, err
 		}
-		id += p.Digest
-		deb, err := s.Upstream.Path(p.Digest)
-		if err != nil {
-			return nil, "", err
-		}
-		tool, err := run.Look("dpkg-deb")
-		if err != nil {
-			return nil, "", err
-		}
-		if _, err := (run.Cmd{Path: tool, Args: []string{"--extract", deb, dir}, Env: []string{"PATH=/usr/bin:/bin"}}).Output(ctx); err != nil {
-			return nil, "", err
-		}
+	}
+	return c, fmt.Errorf("%s is not among the packages that it resolved to", seccompPackage)
+}
+
+const seccompPackage = "libseccomp-dev"
+
+// unpack lays headers and static library out in dir and returns the environment
+// in which a build finds them. None of it is recorded in what is built.
+func (c cInputs) unpack(ctx context.Context, dir string) ([]string, error) {
+	tool, err := run.Look("dpkg-deb")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := (run.Cmd{Path: tool, Args: []string{"--extract", c.deb, dir}, Env: []string{"PATH=/usr/bin:/bin"}}).Output(ctx); err != nil {
+		return nil, err
 	}
 	found, err := filepath.Glob(filepath.Join(dir, "usr/lib/*/pkgconfig/libseccomp.pc"))
 	if err != nil || len(found) != 1 {
-		return nil, "", fmt.Errorf("libseccomp.pc is in none of the packages %v", pkgs)
+		return nil, fmt.Errorf("%s has %d files libseccomp.pc, expected one", seccompPackage, len(found))
 	}
-	return []string{"PKG_CONFIG_PATH=" + filepath.Dir(found[0]), "PKG_CONFIG_SYSROOT_DIR=" + dir}, id, nil
+	return []string{"CGO_ENABLED=1", "PKG_CONFIG_PATH=" + filepath.Dir(found[0]), "PKG_CONFIG_SYSROOT_DIR=" + dir}, nil
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/kairos-io/provider-kubernetes/builder/store"
 	"github.com/kairos-io/provider-kubernetes/builder/supply"
 	"github.com/kairos-io/provider-kubernetes/matrix"
+	"github.com/kairos-io/provider-kubernetes/overlay"
 	"github.com/kairos-io/provider-kubernetes/signing"
 )
 
@@ -122,7 +123,7 @@ func (s *Supply) Inputs(ctx context.Context) (*supply.Inputs, error) {
 	if err != nil {
 		return nil, err
 	}
-	in := &supply.Inputs{Routes: map[string]string{}, Policy: policy, Trust: trust, Lock: l, Resolved: resolved}
+	in := &supply.Inputs{Routes: map[string]string{}, Policy: policy, Trust: trust, Lock: l, Resolved: resolved, Toolchain: s.goVersion}
 	if s.server, err = serve(s.Upstream); err != nil {
 		return nil, err
 	}
@@ -143,7 +144,7 @@ func (s *Supply) Inputs(ctx context.Context) (*supply.Inputs, error) {
 		for _, path := range m.tools {
 			target := path
 			if m.name == "cni-plugins" {
-				target = supply.CNIFolder + "/" + filepath.Base(path)
+				target = overlay.CNIDir + "/" + filepath.Base(path)
 			}
 			in.Tools = append(in.Tools, supply.Tool{Target: target, Image: m.name, Path: path})
 		}

@@ -30,11 +30,12 @@ type Layer struct {
 
 // Platform is what was made for one platform.
 type Platform struct {
-	Platform string       `json:"platform"`
-	Digest   string       `json:"digest"`
-	Inputs   []Input      `json:"inputs"`
-	Resolved []lock.Input `json:"resolved,omitempty"`
-	Layers   []Layer      `json:"layers"`
+	Platform  string       `json:"platform"`
+	Digest    string       `json:"digest"`
+	Inputs    []Input      `json:"inputs"`
+	Resolved  []lock.Input `json:"resolved,omitempty"`
+	Toolchain string       `json:"toolchain,omitempty"` // compiler of what was built here
+	Layers    []Layer      `json:"layers"`
 }
 
 // Summary is what a person or a machine wants to know about a finished image.
@@ -48,6 +49,7 @@ type Summary struct {
 	Tags          []string   `json:"tags"`
 	Platforms     []Platform `json:"platforms"`
 	Rules         int        `json:"conformanceRules"`
+	PeakMemory    int64      `json:"peakMemory"` // of the builder's own process, in bytes
 	Steps         []Timing   `json:"steps"`
 }
 
@@ -70,6 +72,9 @@ func (s Summary) Markdown(w io.Writer) error {
 		}
 		if len(p.Resolved) > 0 {
 			fmt.Fprintf(&b, "\n%d packages were resolved from the distribution's signed archive; the JSON summary lists them with their digests.\n", len(p.Resolved))
+		}
+		if p.Toolchain != "" {
+			fmt.Fprintf(&b, "\nPrograms were built here with %s.\n", p.Toolchain)
 		}
 		fmt.Fprint(&b, "\n| layer | size | | digest |\n|---|---:|---|---|\n")
 		for _, l := range p.Layers {
@@ -108,7 +113,7 @@ func (s Summary) Text(w io.Writer) error {
 		}
 		fmt.Fprintf(&b, "  %-24s %9s\n", "in all", Bytes(total))
 	}
-	fmt.Fprintf(&b, "\nconformance: all %d rules hold\n", s.Rules)
+	fmt.Fprintf(&b, "\nconformance: all %d rules hold; peak memory %s\n", s.Rules, Bytes(s.PeakMemory))
 	_, err := io.WriteString(w, b.String())
 	return err
 }

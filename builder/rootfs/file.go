@@ -14,6 +14,7 @@ import (
 // Type is the kind of a file system entry.
 type Type int
 
+// The kinds of entry a layer can have.
 const (
 	Regular Type = iota
 	Dir

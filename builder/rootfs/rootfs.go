@@ -32,6 +32,7 @@ import (
 // belong into a layer of their own with None.
 type Compression int
 
+// The ways to store a layer.
 const (
 	Gzip Compression = iota
 	Zstd

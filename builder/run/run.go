@@ -93,6 +93,9 @@ func (c Cmd) Run(ctx context.Context) error {
 	}
 	if ctx.Err() != nil {
 		err = context.Cause(ctx)
+		if !errors.Is(err, ctx.Err()) { // the cause says why, Err tells callers what
+			err = fmt.Errorf("%w: %w", ctx.Err(), err)
+		}
 	}
 	exit := -1
 	if cmd.ProcessState != nil {

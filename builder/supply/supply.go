@@ -49,6 +49,9 @@ type Inputs struct {
 
 	Lock     lock.Lock
 	Resolved []lock.Input // inputs that were resolved while building
+	// Toolchain is the compiler of what was built here ("go1.26.8"): another one
+	// makes other bytes from the same inputs.
+	Toolchain string
 }
 
 // Image is one input image. Digest is that of its top manifest or index.
@@ -129,10 +132,6 @@ func Vouched(r signing.Result) lock.Verification {
 	}
 	return lock.Verification{By: lock.BySignature, Identity: r.Identity, Issuer: r.Issuer}
 }
-
-// CNIFolder is where the image keeps its CNI plugins: Kairos persists
-// /opt/cni/bin, so what lies there would outlive an upgrade.
-const CNIFolder = "usr/lib/provider-kubernetes/cni/bin"
 
 // CNIPlugins are the reference plugins of containernetworking/plugins.
 var CNIPlugins = []string{

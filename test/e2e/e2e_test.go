@@ -18,7 +18,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/kairos-io/provider-kubernetes/builder/layerfs"
@@ -41,7 +40,6 @@ var root = func() string {
 type result struct {
 	stdout, stderr string
 	code           int
-	maxRSS         int64 // bytes
 }
 
 // start runs a program in dir and waits for it.
@@ -56,11 +54,7 @@ func start(t *testing.T, dir string, env []string, name string, args ...string) 
 	if err != nil && !errors.As(err, &exit) {
 		t.Fatalf("%s: %v", name, err)
 	}
-	usage, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage)
-	if !ok {
-		t.Fatal("no resource usage for the finished process")
-	}
-	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode(), usage.Maxrss << 10}
+	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
 }
 
 // progress shows a program's finished steps while the test runs.
