@@ -165,4 +165,4 @@ func (e *usageError) Unwrap() error { return e.err }
 
 func usage(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
-var errDrift = errors.New("the lock is not what the matrix and the upstream give today")
+var errDrift = errors.New("the lock is not what the matrix and the upstream give today: run the same without --check, and review the change")

@@ -3,15 +3,20 @@ package cli
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kairos-io/provider-kubernetes/builder/fetch"
 	"github.com/kairos-io/provider-kubernetes/builder/lock"
 	"github.com/kairos-io/provider-kubernetes/builder/official"
+	"github.com/kairos-io/provider-kubernetes/builder/rebuilt"
 	"github.com/kairos-io/provider-kubernetes/builder/store"
 	"github.com/kairos-io/provider-kubernetes/builder/supply"
 	"github.com/kairos-io/provider-kubernetes/matrix"
@@ -41,32 +46,34 @@ difference for review. With --check nothing is written and any drift is exit 4.`
 				return err
 			}
 			path := lock.Path(a.source, supplyName, row.Minor, p.String())
-			files[mustRel(a.source, path)] = fresh.Marshal()
-
 			var old lock.Lock
 			if b, err := os.ReadFile(path); err == nil {
 				if old, err = lock.Parse(b); err != nil {
 					fmt.Fprintf(a.stderr, "the lock that is there can't be read and counts as empty: %v\n", err)
 				}
 			}
-			diff := lock.Diff(old, fresh)
-			drift := diff != ""
-			for name, b := range files {
-				have, err := os.ReadFile(filepath.Join(a.source, name))
-				if err == nil && bytes.Equal(have, b) {
-					continue
-				}
-				drift = true
-				if !check {
-					if err := store.WriteFile(filepath.Join(a.source, name), b, 0o644); err != nil {
-						return err
-					}
-				}
+			// The lock comes last: with half of the rest written it is stale.
+			changed, err := a.replace(files, check)
+			if err != nil {
+				return err
+			}
+			last, err := a.replace(map[string][]byte{mustRel(a.source, path): fresh.Marshal()}, check)
+			if err != nil {
+				return err
+			}
+			removed, err := a.removeUnused(check)
+			if err != nil {
+				return err
+			}
+			for _, name := range append(changed, last...) {
 				fmt.Fprintf(a.stdout, "changed %s\n", name)
 			}
-			fmt.Fprint(a.stdout, diff)
+			for _, name := range removed {
+				fmt.Fprintf(a.stdout, "removed %s: no row of the matrix uses it\n", name)
+			}
+			fmt.Fprint(a.stdout, lock.Diff(old, fresh))
 			switch {
-			case !drift:
+			case len(changed)+len(last)+len(removed) == 0:
 				fmt.Fprintln(a.stdout, "no drift")
 			case check:
 				return errDrift
@@ -82,6 +89,50 @@ difference for review. With --check nothing is written and any drift is exit 4.`
 	f.StringVar(&trustedRoot, "trusted-root", "", "trusted_root.json to judge released inputs by; sigstore's TUF repository gives it by default (official supply)")
 	f.BoolVar(&check, "check", false, "write nothing; drift is exit 4")
 	return cmd
+}
+
+// replace writes the files, by path below the checkout, that are not as they
+// should be, and returns their names in order. With check nothing is written.
+func (a *app) replace(files map[string][]byte, check bool) (changed []string, err error) {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		path := filepath.Join(a.source, name)
+		if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, files[name]) {
+			continue
+		}
+		changed = append(changed, name)
+		if check {
+			continue
+		}
+		if err := store.WriteFile(path, files[name], 0o644); err != nil {
+			return nil, err
+		}
+	}
+	return changed, nil
+}
+
+// removeUnused removes the tools modules of versions that the matrix no longer
+// names and returns their folders. With check nothing is removed.
+func (a *app) removeUnused(check bool) (removed []string, err error) {
+	used := rebuilt.Modules(a.matrix)
+	dir := filepath.Join("matrix", "modules")
+	entries, err := os.ReadDir(filepath.Join(a.source, dir))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for _, e := range entries {
+		name := filepath.Join(dir, e.Name())
+		if !e.IsDir() || slices.Contains(used, e.Name()) {
+			continue
+		}
+		removed = append(removed, name)
+		if check {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(a.source, name)); err != nil {
+			return nil, err
+		}
+	}
+	return removed, nil
 }
 
 // relock resolves a supply's inputs; files are by path below the checkout.

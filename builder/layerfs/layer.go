@@ -22,14 +22,21 @@ import (
 // asks for as much.
 const maxWindow = 128 << 20
 
-// visit gets the n-th header of a layer and its content, and tells whether it
-// wants more.
-type visit func(n int, h *tar.Header, content io.Reader) (more bool, err error)
+// pass is one reading of a layer.
+type pass struct {
+	// visit gets the n-th header and its content, and tells whether it wants more.
+	visit func(n int, h *tar.Header, content io.Reader) (more bool, err error)
+	// end, when set, is called after the last visit, when the blob was found to be
+	// what the layer says.
+	end func() error
+	// diffID says to check the uncompressed tar too, when visit wanted all of it.
+	diffID bool
+}
 
 // read passes over the layer. The blob is always read to its end and checked,
-// and when it is not what the layer says, that is the error, whatever visit
-// made of it. The diff_id is checked when visit wanted all headers.
-func (l Layer) read(ctx context.Context, visit visit) error {
+// and when it is not what the layer says, that is the error, whatever the pass
+// made of it.
+func (l Layer) read(ctx context.Context, p pass) error {
 	wrap := func(err error) error { return fmt.Errorf("layer %s: %w", l.Descriptor.Digest, err) }
 	blob, err := l.Open()
 	if err != nil {
@@ -38,12 +45,17 @@ func (l Layer) read(ctx context.Context, visit visit) error {
 	defer blob.Close()
 	// One byte more than promised is enough to know.
 	raw := newHashing(io.LimitReader(ctxReader{ctx, blob}, l.Descriptor.Size+1))
-	tarErr := l.readTar(ctx, raw, visit)
+	tarErr := l.readTar(ctx, raw, p)
 	if _, err := io.Copy(io.Discard, raw); err != nil {
 		return wrap(err)
 	}
 	if got := raw.descriptor(); got != l.Descriptor {
 		return wrap(&store.DigestMismatch{Want: l.Descriptor, Got: got})
+	}
+	if p.end != nil {
+		if err := p.end(); err != nil {
+			return wrap(err)
+		}
 	}
 	if tarErr != nil {
 		return wrap(tarErr)
@@ -51,13 +63,18 @@ func (l Layer) read(ctx context.Context, visit visit) error {
 	return nil
 }
 
-func (l Layer) readTar(ctx context.Context, raw io.Reader, visit visit) error {
+func (l Layer) readTar(ctx context.Context, raw io.Reader, p pass) error {
 	plain, err := decompress(raw)
 	if err != nil {
 		return fmt.Errorf("decompress: %w", err)
 	}
 	defer plain.Close()
-	body := newHashing(plain)
+	var body io.Reader = plain
+	var sum *hashing
+	if p.diffID && l.DiffID != l.Descriptor.Digest { // else the blob is the tar
+		sum = newHashing(plain)
+		body = sum
+	}
 	tr := tar.NewReader(body)
 	for n := 0; ; n++ {
 		h, err := tr.Next()
@@ -68,19 +85,19 @@ func (l Layer) readTar(ctx context.Context, raw io.Reader, visit visit) error {
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
 			return fmt.Errorf("read tar after %d headers: %w", n, err)
 		}
-		more, err := visit(n, h, ctxReader{ctx, tr})
-		if err != nil {
-			return fmt.Errorf("entry %.256q: %w", h.Name, err)
-		}
-		if !more {
-			return nil
+		more, err := p.visit(n, h, ctxReader{ctx, tr})
+		if err != nil || !more {
+			return err
 		}
 	}
 	// The diff_id is of the whole stream, with what follows the archive's end.
 	if _, err := io.Copy(io.Discard, body); err != nil {
 		return fmt.Errorf("read to the end: %w", err)
 	}
-	if got := body.descriptor(); got.Digest != l.DiffID {
+	if sum == nil {
+		return nil
+	}
+	if got := sum.descriptor(); got.Digest != l.DiffID {
 		want := store.Descriptor{Digest: l.DiffID, Size: got.Size}
 		return fmt.Errorf("diff_id of the image config: %w", &store.DigestMismatch{Want: want, Got: got})
 	}

@@ -28,10 +28,10 @@ type Kind string
 
 // The kinds of input.
 const (
-	Image     Kind = "image"     // Source is a reference with tag; Digest that of the top manifest or index
-	File      Kind = "file"      // Source is a URL; Digest that of the file
-	Module    Kind = "module"    // Source is path@version; Digest the module's h1: hash of go.sum
-	Packages  Kind = "packages"  // Source names a distribution; resolved from its signed archive while building
+	Image    Kind = "image"    // Source is a reference with tag; Digest that of the top manifest or index
+	File     Kind = "file"     // Source is a URL; Digest that of the file
+	Module   Kind = "module"   // Source is path@version; Digest the module's h1: hash of go.sum
+	Packages Kind = "packages" // Source names a distribution; resolved from its signed archive while building
 )
 
 // By says what vouched for an input.

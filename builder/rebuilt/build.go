@@ -25,9 +25,23 @@ type Go struct {
 // slow core from cold.
 const buildDeadline = 90 * time.Minute
 
+// userSettings say where modules come from and where they are kept. They are the
+// only settings of `go env -w` that are taken over: any other may change what is
+// built.
+var userSettings = []string{"GOCACHE", "GOINSECURE", "GOMODCACHE", "GONOPROXY", "GONOSUMDB", "GOPATH", "GOPRIVATE", "GOPROXY"}
+
 func (g Go) run(ctx context.Context, dir string, env []string, args ...string) ([]byte, error) {
-	base := []string{"PATH=/usr/bin:/bin", "GOWORK=off", "GOFLAGS=", "GOTOOLCHAIN=local", "GOSUMDB=sum.golang.org", "GOTELEMETRY=off", "LC_ALL=C"}
-	return run.Cmd{Path: g.Path, Args: args, Dir: dir, Env: append(append(base, g.Env...), env...)}.Output(ctx)
+	base := append([]string{"PATH=/usr/bin:/bin", "GOWORK=off", "GOTOOLCHAIN=local", "GOSUMDB=sum.golang.org", "GOTELEMETRY=off", "LC_ALL=C"}, g.Env...)
+	out, err := run.Cmd{Path: g.Path, Args: append([]string{"env"}, userSettings...), Env: base}.Output(ctx)
+	if err != nil {
+		return nil, err
+	}
+	values := strings.Split(string(out), "\n") // one line each, in this order
+	for i, name := range userSettings {
+		base = append(base, name+"="+values[i])
+	}
+	base = append(base, "GOENV=off")
+	return run.Cmd{Path: g.Path, Args: args, Dir: dir, Env: append(base, env...)}.Output(ctx)
 }
 
 // build returns the component's binaries by name, taken from the store when the

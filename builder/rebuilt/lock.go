@@ -15,6 +15,7 @@ import (
 
 	"github.com/kairos-io/provider-kubernetes/builder/lock"
 	"github.com/kairos-io/provider-kubernetes/builder/supply"
+	"github.com/kairos-io/provider-kubernetes/matrix"
 )
 
 // Relock resolves every component's module graph from the matrix again. It
@@ -138,13 +139,15 @@ func staging(gomod, version string) (string, error) {
 	return out.String(), nil
 }
 
-// Files returns where the checkout's copies of what Relock gives lie.
-func (s *Supply) Files() []string {
-	var out []string
-	for _, c := range components(s.Row, s.Stack) {
-		for _, name := range []string{"go.mod", "go.sum", "tools.go"} {
-			out = append(out, filepath.Join("matrix", "modules", c.folder(), name))
+// Modules returns the folders below matrix/modules that the rows of a matrix use.
+func Modules(m matrix.Matrix) []string {
+	var names []string
+	for _, row := range m.Rows {
+		for _, c := range components(row, m.Stack) {
+			if !slices.Contains(names, c.folder()) {
+				names = append(names, c.folder())
+			}
 		}
 	}
-	return out
+	return names
 }

@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -197,6 +198,12 @@ func (s *Supply) checkedLock() (lock.Lock, error) {
 			}
 		}
 	}
+	for _, r := range s.recipes() {
+		in, _ := l.Input(r.name)
+		if len(r.packages) > 0 && !slices.Equal(in.Packages, r.packages) {
+			found = append(found, fmt.Sprintf("packages of %s are %s in the lock, expected %s", r.name, strings.Join(in.Packages, " "), strings.Join(r.packages, " ")))
+		}
+	}
 	if len(found) > 0 {
 		return lock.Lock{}, stale(found...)
 	}
@@ -219,8 +226,8 @@ func (s *Supply) moduleHash(c component, req string) (string, error) {
 	return "", fmt.Errorf("%s has no line for %s", path, req)
 }
 
-// toolchain returns the go command's version and refuses one that is too old
-// for what is built.
+// toolchain returns the go command's version. One that is too old for what is
+// built refuses by itself.
 func (s *Supply) toolchain(ctx context.Context) (string, error) {
 	if s.Go.Path == "" {
 		return "", errors.New("the rebuilt supply needs the go command: name it with --go")

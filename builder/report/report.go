@@ -61,7 +61,7 @@ func (r *Reporter) Step(name string) *Step {
 	defer r.mu.Unlock()
 	r.running = append(r.running, s)
 	if !r.tty {
-		r.print("  …   " + name)
+		r.print("  …    " + name)
 	}
 	r.draw(true)
 	return s
@@ -100,7 +100,7 @@ func (s *Step) Done(err error) error {
 	if err != nil {
 		mark = "FAIL"
 	}
-	line := fmt.Sprintf("  %-4s%s  %s", mark, s.name, took.Round(10*time.Millisecond))
+	line := fmt.Sprintf("  %-5s%s  %s", mark, s.name, took.Round(10*time.Millisecond))
 	if s.measurement != "" {
 		line += "  " + s.measurement
 	}
@@ -134,7 +134,7 @@ func (r *Reporter) draw(force bool) {
 		return
 	}
 	s := r.running[0]
-	line := fmt.Sprintf("\r\x1b[K  …   %s  %s", s.name, time.Since(s.start).Round(time.Second))
+	line := fmt.Sprintf("\r\x1b[K  …    %s  %s", s.name, time.Since(s.start).Round(time.Second))
 	if s.total > 0 {
 		const width = 24
 		n := min(int(s.at*width/s.total), width)

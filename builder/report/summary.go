@@ -99,7 +99,7 @@ func (s Summary) Text(w io.Writer) error {
 	for _, p := range s.Platforms {
 		fmt.Fprintf(&b, "\n%s  Kubernetes %s  supply %s\n\n", p.Platform, s.Kubernetes, s.Supply)
 		for _, in := range p.Inputs {
-			fmt.Fprintf(&b, "  %-24s %9s  %-19s  %s\n", in.Name, Bytes(in.Size), short(in.Digest), vouch(in.Verified))
+			fmt.Fprintf(&b, "  %-29s %9s  %-19s  %s\n", in.Name, Bytes(in.Size), short(in.Digest), vouch(in.Verified))
 		}
 		fmt.Fprintln(&b)
 		var total int64
@@ -109,9 +109,9 @@ func (s Summary) Text(w io.Writer) error {
 				state = "reused"
 			}
 			total += l.Size
-			fmt.Fprintf(&b, "  %-24s %9s  %-19s  %-20s %s\n", l.Name, Bytes(l.Size), short(l.Digest), bar(l.Size, p.Layers), state)
+			fmt.Fprintf(&b, "  %-29s %9s  %-19s  %-20s %s\n", l.Name, Bytes(l.Size), short(l.Digest), bar(l.Size, p.Layers), state)
 		}
-		fmt.Fprintf(&b, "  %-24s %9s\n", "in all", Bytes(total))
+		fmt.Fprintf(&b, "  %-29s %9s\n", "in all", Bytes(total))
 	}
 	fmt.Fprintf(&b, "\nconformance: all %d rules hold; peak memory %s\n", s.Rules, Bytes(s.PeakMemory))
 	_, err := io.WriteString(w, b.String())

@@ -130,10 +130,11 @@ func TestACancelledCommandIsKilledWithItsChildren(t *testing.T) {
 
 func until(t *testing.T, what string, done func() bool) {
 	t.Helper()
+	late := time.After(30 * time.Second)
 	for tick := time.NewTicker(time.Millisecond); !done(); {
 		select {
 		case <-tick.C:
-		case <-time.After(30 * time.Second):
+		case <-late:
 			t.Fatalf("waited too long for %s", what)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // Descriptor names a blob: its digest ("sha256:<64 hex>") and size in bytes.
@@ -40,7 +41,12 @@ type Store struct {
 	dir string
 }
 
-// Open returns the store at dir, making it when missing.
+// abandoned is the age from which a temporary file belongs to a builder that
+// died: no build takes that long.
+const abandoned = 24 * time.Hour
+
+// Open returns the store at dir, making it when missing, and removes what
+// builders that died left in its tmp folder.
 func Open(dir string) (*Store, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -49,6 +55,16 @@ func Open(dir string) (*Store, error) {
 	for _, sub := range []string{"blobs/sha256", "records", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o755); err != nil {
 			return nil, fmt.Errorf("open store: %w", err)
+		}
+	}
+	tmp := filepath.Join(dir, "tmp")
+	entries, err := os.ReadDir(tmp)
+	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	for _, e := range entries {
+		if fi, err := e.Info(); err == nil && time.Since(fi.ModTime()) > abandoned {
+			_ = os.RemoveAll(filepath.Join(tmp, e.Name())) // another builder may be at it too
 		}
 	}
 	return &Store{dir: dir}, nil

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 func open(t *testing.T) *Store {
@@ -335,5 +336,32 @@ func TestWriteFileReplacesAsAWhole(t *testing.T) {
 		if left, err := os.ReadDir(d); err != nil || len(left) != 1 {
 			t.Errorf("%s holds %v, %v; expected one entry", d, left, err)
 		}
+	}
+}
+
+func TestOpenRemovesWhatDeadBuildersLeft(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := Open(dir); err != nil {
+		t.Fatal(err)
+	}
+	old, young := filepath.Join(dir, "tmp", "build-1"), filepath.Join(dir, "tmp", "blob-2")
+	if err := os.MkdirAll(filepath.Join(old, "sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(young, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	long := time.Now().Add(-2 * abandoned)
+	if err := os.Chtimes(old, long, long); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(old); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("what was left two days ago is still there: %v", err)
+	}
+	if _, err := os.Stat(young); err != nil {
+		t.Errorf("what another builder may be writing is gone: %v", err)
 	}
 }
