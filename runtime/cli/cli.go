@@ -4,6 +4,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 
@@ -15,7 +16,13 @@ import (
 // version is set by the linker.
 var version = "v0.0.0-dev"
 
-// Main runs the command line and returns its exit code: 0, or 2 for wrong use.
+// exitCode ends the program after a verb has printed all there is to say.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// Main runs the command line and returns its exit code: that of the verb, or 2
+// for wrong use.
 func Main(args []string, stdout, stderr io.Writer) int {
 	root := &cobra.Command{
 		Use:           "agent-provider-kubernetes",
@@ -23,13 +30,19 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
+		// Without it any argument would print the help and be no error.
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(versionCommand(stdout))
+	root.AddCommand(versionCommand(stdout), migrateUnitsCommand(stdout, stderr), importImagesCommand(stdout, stderr))
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
-	if err := root.ExecuteContext(context.Background()); err != nil {
+	err := root.ExecuteContext(context.Background())
+	if code := exitCode(0); errors.As(err, &code) {
+		return int(code)
+	}
+	if err != nil {
 		fmt.Fprintln(stderr, "error:", err)
 		return 2
 	}
