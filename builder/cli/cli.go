@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -149,10 +150,8 @@ func defaultCache() string {
 
 // output checks the value of an --output flag.
 func output(value string, allowed ...string) error {
-	for _, o := range allowed {
-		if value == o {
-			return nil
-		}
+	if slices.Contains(allowed, value) {
+		return nil
 	}
 	return usage("--output %s is unknown: use one of %s", value, strings.Join(allowed, ", "))
 }

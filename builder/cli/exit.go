@@ -7,7 +7,6 @@ import (
 
 	"github.com/kairos-io/provider-kubernetes/builder/fetch"
 	"github.com/kairos-io/provider-kubernetes/builder/image"
-	"github.com/kairos-io/provider-kubernetes/builder/layerfs"
 	"github.com/kairos-io/provider-kubernetes/builder/lock"
 	"github.com/kairos-io/provider-kubernetes/builder/official"
 	"github.com/kairos-io/provider-kubernetes/builder/publish"
@@ -42,8 +41,8 @@ func ExitCode(err error) int {
 		noChecksum   *official.NoChecksum
 		badChecksum  *official.BadChecksum
 		policy       *image.BadPolicy
-		escape       *layerfs.Escape
-		loop         *layerfs.LinkLoop
+		layers       *image.BadLayers
+		malformed    *fetch.Malformed
 		nonconform   *image.NotConformant
 		rejection    *signing.Rejection
 		unreachable  *fetch.Unreachable
@@ -64,7 +63,7 @@ func ExitCode(err error) int {
 		return ExitVerification
 	case is(&noChecksum):
 		return ExitRefused
-	case is(&stale), is(&mismatch), is(&digest), is(&tool), is(&escape), is(&loop), is(&badChecksum), is(&noPlatform), errors.Is(err, errDrift):
+	case is(&stale), is(&mismatch), is(&digest), is(&tool), is(&layers), is(&malformed), is(&badChecksum), is(&noPlatform), errors.Is(err, errDrift):
 		return ExitStale
 	case is(&unreachable), is(&notFound), is(&rejection), is(&publishFails):
 		return ExitUnreachable
@@ -80,7 +79,7 @@ func disproved(err error) bool {
 	if r, ok := err.(*signing.Rejection); ok { //nolint:errorlint // every error is looked at by itself
 		return r.Result.Outcome != signing.Unreachable
 	}
-	if all, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // as above
+	if all, ok := err.(interface{ Unwrap() []error }); ok {
 		return slices.ContainsFunc(all.Unwrap(), disproved)
 	}
 	inner := errors.Unwrap(err)

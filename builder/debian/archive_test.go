@@ -63,12 +63,8 @@ func FuzzParseURIs(f *testing.F) {
 		if err == nil && len(pkgs) == 0 {
 			t.Error("neither a package nor an error")
 		}
-		st, oerr := store.Open(t.TempDir())
-		if oerr != nil {
-			t.Fatal(oerr)
-		}
 		for _, p := range pkgs {
-			if _, err := st.Path(p.Digest); err != nil || p.Size <= 0 || strings.Contains(p.File, "/") {
+			if _, err := new(store.Store).Path(p.Digest); err != nil || p.Size <= 0 || strings.Contains(p.File, "/") {
 				t.Errorf("accepted %+v: %v", p, err)
 			}
 		}

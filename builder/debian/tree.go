@@ -80,12 +80,14 @@ func (t *Tree) Add(ctx context.Context, deb string, keep func(path string) bool)
 		_, err = io.Copy(io.Discard, pr)
 	}
 	pr.CloseWithError(err)
-	if err != nil { // of the reading, or what ended the program
+	if err != nil {
 		cancel()
-		<-done
-		return err
 	}
-	return <-done
+	ended := <-done
+	if err == nil { // else it says what ended the program, too
+		err = ended
+	}
+	return err
 }
 
 func (t *Tree) read(tr *tar.Reader, keep func(string) bool) error {

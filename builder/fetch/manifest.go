@@ -42,6 +42,16 @@ type document struct {
 
 func (d *document) isIndex() bool { return types.MediaType(d.MediaType).IsIndex() }
 
+// Malformed is a document of an image that has the promised digest and is still
+// not what it has to be.
+type Malformed struct {
+	What string // manifest or config
+	Err  error
+}
+
+func (e *Malformed) Error() string { return "malformed " + e.What + ": " + e.Err.Error() }
+func (e *Malformed) Unwrap() error { return e.Err }
+
 // parseDocument reads a manifest or index and checks every descriptor that may
 // be followed. What it is, is told from its own bytes only, which the digest
 // covers, and never from a header: MediaType is filled in where OCI lets it be
@@ -49,7 +59,7 @@ func (d *document) isIndex() bool { return types.MediaType(d.MediaType).IsIndex(
 func parseDocument(b []byte) (*document, error) {
 	d := &document{}
 	if err := json.Unmarshal(b, d); err != nil {
-		return nil, fmt.Errorf("malformed manifest: %w", err)
+		return nil, &Malformed{"manifest", err}
 	}
 	var findings []error
 	found := func(format string, args ...any) { findings = append(findings, fmt.Errorf(format, args...)) }
@@ -93,7 +103,7 @@ func parseDocument(b []byte) (*document, error) {
 		found("mediaType %q is neither an image manifest nor an index of Docker schema 2 or OCI", d.MediaType)
 	}
 	if len(findings) > 0 {
-		return nil, fmt.Errorf("malformed manifest: %w", errors.Join(findings...))
+		return nil, &Malformed{"manifest", errors.Join(findings...)}
 	}
 	return d, nil
 }
@@ -147,14 +157,14 @@ func (d *document) pick(p Platform) (chosen *descriptor, offered []string) {
 func parseConfig(b []byte, n int) (*v1.ConfigFile, error) {
 	c := &v1.ConfigFile{}
 	if err := json.Unmarshal(b, c); err != nil {
-		return nil, fmt.Errorf("malformed config: %w", err)
+		return nil, &Malformed{"config", err}
 	}
 	if got := len(c.RootFS.DiffIDs); got != n {
-		return nil, fmt.Errorf("malformed config: %d diff_ids for %d layers", got, n)
+		return nil, &Malformed{"config", fmt.Errorf("%d diff_ids for %d layers", got, n)}
 	}
 	for i, h := range c.RootFS.DiffIDs {
 		if h.Algorithm != "sha256" {
-			return nil, fmt.Errorf("malformed config: diff_ids[%d] %q is not of the form sha256:<64 hex>", i, h)
+			return nil, &Malformed{"config", fmt.Errorf("diff_ids[%d] %q is not of the form sha256:<64 hex>", i, h)}
 		}
 	}
 	return c, nil

@@ -277,9 +277,9 @@ func (m *maker) release(ctx context.Context, base *fetch.Image, kairos string) (
 	key := "v2\x00" + base.Manifest.Digest
 	var texts map[string]string
 	if !m.Store.Lookup("release-files", key, &texts) {
-		fsys, err := layerfs.New(ctx, m.layers(base))
+		fsys, err := m.open(ctx, base)
 		if err != nil {
-			return nil, fmt.Errorf("base %s: %w", base.Reference, err)
+			return nil, err
 		}
 		texts = map[string]string{}
 		for _, name := range releaseFiles {

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/kairos-io/provider-kubernetes/builder/fetch"
-	"github.com/kairos-io/provider-kubernetes/builder/layerfs"
 	"github.com/kairos-io/provider-kubernetes/builder/lock"
 	"github.com/kairos-io/provider-kubernetes/builder/report"
 	"github.com/kairos-io/provider-kubernetes/builder/supply"
@@ -119,13 +118,4 @@ func (m *maker) vouched(ctx context.Context, f supply.File, verifier *signing.Ve
 	}
 	row.Verified = supply.Vouched(res)
 	return row, err
-}
-
-// layers returns an image's layers as layerfs reads them.
-func (m *maker) layers(img *fetch.Image) []layerfs.Layer {
-	var out []layerfs.Layer
-	for _, l := range img.Layers {
-		out = append(out, m.layer(l.Descriptor, l.DiffID))
-	}
-	return out
 }

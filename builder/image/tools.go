@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/kairos-io/provider-kubernetes/builder/fetch"
 	"github.com/kairos-io/provider-kubernetes/builder/layerfs"
@@ -102,6 +103,32 @@ func sources(tools []supply.Tool) []string {
 	return names
 }
 
+// BadLayers is an image whose layers are the promised bytes and still can't be
+// applied.
+type BadLayers struct {
+	Reference, Digest string
+	Err               error
+}
+
+func (e *BadLayers) Error() string {
+	return fmt.Sprintf("layers of %s (%s): %v", e.Reference, e.Digest, e.Err)
+}
+
+func (e *BadLayers) Unwrap() error { return e.Err }
+
+// open reads the layers of an input image.
+func (m *maker) open(ctx context.Context, img *fetch.Image) (*layerfs.FS, error) {
+	var layers []layerfs.Layer
+	for _, l := range img.Layers {
+		layers = append(layers, m.layer(l.Descriptor, l.DiffID))
+	}
+	fsys, err := layerfs.New(ctx, layers)
+	if err != nil && ctx.Err() == nil {
+		err = &BadLayers{img.Reference, img.Manifest.Digest, err}
+	}
+	return fsys, err
+}
+
 // extract takes regular files out of an image as a container would see them.
 func (m *maker) extract(ctx context.Context, name string, img *fetch.Image, paths []string) (map[string]store.Descriptor, error) {
 	slices.Sort(paths)
@@ -111,9 +138,9 @@ func (m *maker) extract(ctx context.Context, name string, img *fetch.Image, path
 		return got, nil
 	}
 	step := m.Report.Step(fmt.Sprintf("extract %d files of %s", len(paths), img.Reference))
-	fsys, err := layerfs.New(ctx, m.layers(img))
+	fsys, err := m.open(ctx, img)
 	if err != nil {
-		return nil, step.Done(fmt.Errorf("%s: %w", img.Reference, err))
+		return nil, step.Done(err)
 	}
 	bad := func(p, found, want string) error {
 		return &BadTool{Path: "/" + p, Input: img.Reference, Digest: img.Manifest.Digest, Found: found, Want: want}
@@ -173,7 +200,7 @@ func (k *keeping) Close() error {
 // member takes one regular file out of a release file that is a gzipped tar.
 func (m *maker) member(ctx context.Context, archive supply.File, name string) (d store.Descriptor, err error) {
 	defer func() {
-		if _, ok := err.(*BadTool); !ok && err != nil {
+		if _, ok := errors.AsType[*BadTool](err); !ok && err != nil {
 			err = fmt.Errorf("%s: %w", archive.URL, err)
 		}
 	}()
@@ -272,6 +299,10 @@ func (m *maker) place(dir, name string, d store.Descriptor) (string, error) {
 	}
 	defer r.Close()
 	file := filepath.Join(dir, name)
+	// A process that is started meanwhile would inherit the open file for a
+	// moment, in which the file could not be executed (ETXTBSY).
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	w, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o700)
 	if err != nil {
 		return "", err

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // source is a regular file whose content is wanted.
@@ -41,7 +43,7 @@ func (f *FS) Copy(ctx context.Context, dst io.Writer, name string) (Entry, error
 	if err != nil {
 		return Entry{}, err
 	}
-	err = f.copy(ctx, []source{src}, func(Entry) (io.WriteCloser, error) { return keepOpen{dst}, nil })
+	err = f.copy(ctx, []source{src}, 1, func(Entry) (io.WriteCloser, error) { return keepOpen{dst}, nil })
 	return src.entry, err
 }
 
@@ -76,10 +78,11 @@ func (f *FS) CopyAll(ctx context.Context, names []string, open func(Entry) (io.W
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return f.copy(ctx, files, open)
+	return f.copy(ctx, files, 1, open)
 }
 
-func (f *FS) copy(ctx context.Context, files []source, open func(Entry) (io.WriteCloser, error)) error {
+// copy reads up to jobs layers side by side; with one job it keeps their order.
+func (f *FS) copy(ctx context.Context, files []source, jobs int, open func(Entry) (io.WriteCloser, error)) error {
 	wanted := make([]map[int][]source, len(f.layers)) // by layer and header
 	for _, src := range files {
 		in := &wanted[src.node.layer]
@@ -88,23 +91,25 @@ func (f *FS) copy(ctx context.Context, files []source, open func(Entry) (io.Writ
 		}
 		(*in)[src.node.n] = append((*in)[src.node.n], src)
 	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(jobs)
 	for i, left := range wanted {
 		if left == nil {
 			continue
 		}
-		err := f.layers[i].read(ctx, func(n int, _ *tar.Header, content io.Reader) (bool, error) {
-			same := left[n]
-			delete(left, n)
-			if same == nil {
-				return true, nil
-			}
-			return len(left) > 0, write(same, content, open)
+		g.Go(func() error {
+			// The blob that New has read had the right diff_id.
+			return f.layers[i].read(ctx, pass{visit: func(n int, _ *tar.Header, content io.Reader) (bool, error) {
+				same := left[n]
+				delete(left, n)
+				if same == nil {
+					return true, nil
+				}
+				return len(left) > 0, write(same, content, open)
+			}})
 		})
-		if err != nil {
-			return err
-		}
 	}
-	return nil
+	return g.Wait()
 }
 
 // write copies one content to all that want it.

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"runtime"
 	"slices"
 )
 
@@ -65,7 +66,7 @@ func (f *FS) Extract(ctx context.Context, root *os.Root, keep func(Entry) bool) 
 	if err != nil {
 		return fmt.Errorf("extract: %w", err)
 	}
-	err = f.copy(ctx, files, func(e Entry) (io.WriteCloser, error) {
+	err = f.copy(ctx, files, runtime.GOMAXPROCS(0), func(e Entry) (io.WriteCloser, error) {
 		file, err := root.OpenFile(e.Path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		return withMode{file, hostMode(e)}, err
 	})

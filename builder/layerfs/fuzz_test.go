@@ -41,7 +41,7 @@ func FuzzNew(f *testing.F) {
 		}
 		l := layer(blob, nil)
 		body := newHashing(nil)
-		if plain, err := decompress(strings.NewReader(string(blob))); err == nil {
+		if plain, _, err := decompress(strings.NewReader(string(blob))); err == nil {
 			if _, err := io.Copy(body.h, io.LimitReader(plain, 64<<20)); err != nil {
 				t.Skip()
 			}

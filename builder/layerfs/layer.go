@@ -64,14 +64,14 @@ func (l Layer) read(ctx context.Context, p pass) error {
 }
 
 func (l Layer) readTar(ctx context.Context, raw io.Reader, p pass) error {
-	plain, err := decompress(raw)
+	plain, compressed, err := decompress(raw)
 	if err != nil {
 		return fmt.Errorf("decompress: %w", err)
 	}
 	defer plain.Close()
 	var body io.Reader = plain
 	var sum *hashing
-	if p.diffID && l.DiffID != l.Descriptor.Digest { // else the blob is the tar
+	if p.diffID && (compressed || l.DiffID != l.Descriptor.Digest) { // else the blob's digest says it
 		sum = newHashing(plain)
 		body = sum
 	}
@@ -106,30 +106,30 @@ func (l Layer) readTar(ctx context.Context, raw io.Reader, p pass) error {
 
 var gzipMagic = []byte{0x1f, 0x8b}
 
-// decompress returns the tar inside a blob. It reads from the calling goroutine
-// only.
-func decompress(r io.Reader) (io.ReadCloser, error) {
+// decompress returns the tar inside a blob, and whether that is another stream
+// than the blob. It reads from the calling goroutine only.
+func decompress(r io.Reader) (plain io.ReadCloser, compressed bool, err error) {
 	src := bufio.NewReaderSize(r, 64<<10)
 	magic, err := src.Peek(4)
 	if err != nil && err != io.EOF {
-		return nil, err
+		return nil, false, err
 	}
 	switch {
 	case bytes.HasPrefix(magic, gzipMagic):
 		zr, err := gzip.NewReader(src)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		zr.Multistream(false)
-		return &members{src, zr}, nil
+		return &members{src, zr}, true, nil
 	case isZstd(magic):
 		zr, err := zstd.NewReader(src, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
-		return zr.IOReadCloser(), nil
+		return zr.IOReadCloser(), true, nil
 	}
-	return io.NopCloser(src), nil
+	return io.NopCloser(src), false, nil
 }
 
 // isZstd knows a frame and a skippable frame (RFC 8878, 3.1).

@@ -34,13 +34,15 @@
 package layerfs
 
 import (
-	"archive/tar"
 	"context"
 	"fmt"
 	"io"
 	"io/fs"
+	"runtime"
 	"slices"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/kairos-io/provider-kubernetes/builder/store"
 )
@@ -123,25 +125,42 @@ type FS struct {
 	tree   tree
 }
 
-// New indexes the layers, oldest first, in one pass over each. Compression
-// (none, gzip, zstd) is told from the first bytes, whatever the media type said.
+// New indexes the layers, oldest first, in one pass over each, several side by
+// side. Compression (none, gzip, zstd) is told from the first bytes, whatever the
+// media type said.
 //
 // Errors: *store.DigestMismatch for a blob or an uncompressed tar that is not
 // what the layer says, *Escape, *LinkLoop for an entry whose parent directories
 // never end, and others for what is no layer, can't be applied (say, a hard link to
-// nothing), or is beyond the bounds on entries and names.
+// nothing), or is beyond the bounds on entries and names. When several layers are
+// wrong it is the oldest one's.
 func New(ctx context.Context, layers []Layer) (*FS, error) {
 	return index(ctx, layers, maxima)
 }
 
 func index(ctx context.Context, layers []Layer, left limits) (*FS, error) {
 	f := &FS{layers: slices.Clone(layers), tree: tree{root: dirent{newDir(), -1}}}
-	c := changeset{tree: &f.tree, left: left}
+	c := &changeset{tree: &f.tree, left: left}
+	errs := make([]error, len(layers))
+	turn := make(chan struct{})
+	close(turn)
+	var g errgroup.Group
+	g.SetLimit(runtime.GOMAXPROCS(0))
 	for i, l := range f.layers {
-		c.layer = i
-		err := l.read(ctx, func(n int, h *tar.Header, _ io.Reader) (bool, error) {
-			return true, c.apply(n, h)
+		q := queue{to: c, layer: i, turn: turn}
+		next := make(chan struct{})
+		turn = next
+		g.Go(func() error {
+			defer func() {
+				<-q.turn // a layer that can't be read keeps its place too
+				close(next)
+			}()
+			errs[i] = l.read(ctx, pass{visit: q.add, end: q.apply, diffID: true})
+			return nil
 		})
+	}
+	_ = g.Wait() // the errors are in errs
+	for _, err := range errs {
 		if err != nil {
 			return nil, err
 		}

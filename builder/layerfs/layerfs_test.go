@@ -5,12 +5,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kairos-io/provider-kubernetes/builder/store"
 )
 
 func TestLayersMergeAsARuntimeAppliesThem(t *testing.T) {
@@ -491,5 +495,47 @@ func TestNewStopsWhenItsContextEnds(t *testing.T) {
 	cancel()
 	if _, err := New(ctx, plain(t, []member{file("f", "f")})); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestNewTellsTheOldestLayersErrorWhateverIsReadFirst(t *testing.T) {
+	for range 20 {
+		layers := plain(t, []member{file("f", "")}, []member{hardlink("l", "nothing")}, []member{file("../out", "")}, []member{file("g", "")})
+		layers[3].Open = opener([]byte("something else"))
+		if _, err := New(t.Context(), layers); err == nil || !strings.Contains(err.Error(), layers[1].Descriptor.Digest) {
+			t.Fatalf("got %v, want that of layer %s", err, layers[1].Descriptor.Digest)
+		}
+		// What the blob is comes before what is in it.
+		layers[1].Open = opener([]byte("something else"))
+		if _, err := New(t.Context(), layers); !is[*store.DigestMismatch](err) || !strings.Contains(err.Error(), layers[1].Descriptor.Digest) {
+			t.Fatalf("got %v, want a mismatch of layer %s", err, layers[1].Descriptor.Digest)
+		}
+	}
+}
+
+func TestALargeLayerWaitsForTheOnesBelow(t *testing.T) {
+	var lower, upper []member
+	for i := range 3 * maxWaiting / 512 {
+		lower = append(lower, file(fmt.Sprintf("d/%d", i), "old"))
+		upper = append(upper, gone(fmt.Sprintf("d/%d", i)))
+	}
+	// The lower one is not read before the upper one is opened.
+	layers := plain(t, lower, append(upper, file("d/new", "")), []member{hardlink("l", "d/new")})
+	waiting := make(chan struct{})
+	first, second := layers[0].Open, layers[1].Open
+	if runtime.GOMAXPROCS(0) > 1 {
+		layers[0].Open = func() (io.ReadCloser, error) { <-waiting; return first() }
+		layers[1].Open = func() (io.ReadCloser, error) { close(waiting); return second() }
+	}
+	f, err := New(t.Context(), layers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen []string
+	if err := f.Walk(func(e Entry) error { seen = append(seen, e.Path); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"d", "d/new", "l"}; !slices.Equal(seen, want) {
+		t.Errorf("got %d entries, want %v", len(seen), want)
 	}
 }

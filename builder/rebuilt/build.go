@@ -58,18 +58,18 @@ func (s *Supply) build(ctx context.Context, c component) (map[string]store.Descr
 		return nil, fmt.Errorf("component %s %s has no tools module: %w", c.name, c.version, err)
 	}
 	env := []string{"CGO_ENABLED=0", "GOOS=linux", "GOARCH=" + s.Platform.Architecture}
-	ldflags := "-s -w"
+	ldflags := []string{"-s", "-w"}
 	for _, v := range c.vars {
-		ldflags += " -X " + v
+		ldflags = append(ldflags, "-X", v)
 	}
 	var seccomp cInputs
 	if c.cgo {
-		if seccomp, err = s.cInputs(ctx); err != nil {
+		if seccomp, err = s.cInputs(ctx, c.name); err != nil {
 			return nil, fmt.Errorf("%s needs C: %w", c.name, err)
 		}
-		ldflags += " -extldflags -static"
+		ldflags = append(ldflags, "-extldflags", "-static")
 	}
-	args := []string{"build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags=" + ldflags}
+	args := []string{"build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags=" + strings.Join(ldflags, " ")}
 	if len(c.tags) > 0 {
 		args = append(args, "-tags="+strings.Join(c.tags, ","))
 	}
@@ -180,7 +180,7 @@ type cInputs struct {
 	deb string // libseccomp-dev, a verified Debian package
 }
 
-func (s *Supply) cInputs(ctx context.Context) (c cInputs, err error) {
+func (s *Supply) cInputs(ctx context.Context, user string) (c cInputs, err error) {
 	if s.Platform.Architecture != runtime.GOARCH {
 		return c, fmt.Errorf("a build for %s needs a host of that architecture; this one is %s", s.Platform, runtime.GOARCH)
 	}
@@ -207,7 +207,7 @@ func (s *Supply) cInputs(ctx context.Context) (c cInputs, err error) {
 	if err != nil {
 		return c, fmt.Errorf("gcc has no static C library: %w; install libc6-dev", err)
 	}
-	pkgs, _, err := s.Debian.Resolve(ctx, []string{seccompPackage}, false)
+	pkgs, err := s.debs(ctx, user, []string{seccompPackage})
 	if err != nil {
 		return c, err
 	}

@@ -2,6 +2,7 @@ package rebuilt
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -160,7 +161,7 @@ func TestALockIsStaleWhenTheCheckoutSaysOtherwise(t *testing.T) {
 		"another version in the lock": {edit(lockFile, runc, runc+"0"), "module " + runc + " of runc is not in the lock"},
 		"another matrix":              {func(_ *testing.T, s *Supply) { s.Row.Pause = "3.0" }, "matrix digest is sha256:"},
 		"another platform":            {edit(lockFile, "platform: linux/amd64", "platform: linux/arm64"), "platform is linux/arm64, expected linux/amd64"},
-		"another list of packages":    {edit(lockFile, "      - base-files\n", ""), "packages of base are base-passwd"},
+		"another list of packages":    {edit(lockFile, "      - base-files\n", ""), "packages of base are \"base-passwd"},
 		"no lock":                     {func(t *testing.T, s *Supply) { s.Row.Minor.Minor = 99 }, "it does not exist"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -174,7 +175,7 @@ func TestALockIsStaleWhenTheCheckoutSaysOtherwise(t *testing.T) {
 			}
 			tt.change(t, s)
 			_, err := s.Inputs(t.Context())
-			stale, ok := err.(*lock.Stale)
+			stale, ok := errors.AsType[*lock.Stale](err)
 			if !ok || stale.Path != s.LockPath() || !strings.Contains(err.Error(), tt.say) ||
 				!strings.Contains(err.Error(), "bin/builder lock --minor "+s.Row.Minor.String()+" --supply rebuilt --platform linux/amd64") {
 				t.Errorf("got %v, expected %q", err, tt.say)

@@ -119,6 +119,29 @@ func (s *Supply) needed() []component {
 	return out
 }
 
+// packageUse is a set of Debian packages and what takes files from it.
+type packageUse struct {
+	user  string
+	names []string
+}
+
+// packages returns all uses of Debian packages: by images, and by what is built
+// with C.
+func (s *Supply) packages() []packageUse {
+	var uses []packageUse
+	for _, c := range components(s.Row, s.Stack) {
+		if c.cgo {
+			uses = append(uses, packageUse{c.name, []string{seccompPackage}})
+		}
+	}
+	for _, r := range s.recipes() {
+		if len(r.packages) > 0 {
+			uses = append(uses, packageUse{r.name, r.packages})
+		}
+	}
+	return uses
+}
+
 func cniPrograms(cs []component) []string {
 	var names []string
 	for _, c := range cs {
@@ -131,11 +154,19 @@ func cniPrograms(cs []component) []string {
 	return names
 }
 
-// images makes every image of the row and returns them with the packages that
-// were resolved on the way.
-func (s *Supply) images(ctx context.Context, bins map[string]store.Descriptor) ([]made, []lock.Input, error) {
+// debs resolves Debian packages and remembers what for.
+func (s *Supply) debs(ctx context.Context, user string, names []string) ([]debian.Package, error) {
+	pkgs, _, err := s.Debian.Resolve(ctx, names, s.Refresh)
+	for _, p := range pkgs {
+		s.resolved = append(s.resolved, lock.Input{Name: user, Kind: lock.Packages, Source: p.File, Digest: p.Digest, Size: p.Size,
+			Verified: lock.Verification{By: lock.ByArchive}})
+	}
+	return pkgs, err
+}
+
+// images makes every image of the row.
+func (s *Supply) images(ctx context.Context, bins map[string]store.Descriptor) ([]made, error) {
 	var all []made
-	var resolved []lock.Input
 	for _, r := range s.recipes() {
 		if !s.makes(r.name) {
 			continue
@@ -143,21 +174,17 @@ func (s *Supply) images(ctx context.Context, bins map[string]store.Descriptor) (
 		pkgs := []debian.Package{}
 		if len(r.packages) > 0 {
 			var err error
-			if pkgs, _, err = s.Debian.Resolve(ctx, r.packages, s.Refresh); err != nil {
-				return nil, nil, fmt.Errorf("image %s: %w", r.reference, err)
-			}
-			for _, p := range pkgs {
-				resolved = append(resolved, lock.Input{Name: r.name, Kind: lock.Packages, Source: p.File, Digest: p.Digest, Size: p.Size,
-					Verified: lock.Verification{By: lock.ByArchive}})
+			if pkgs, err = s.debs(ctx, r.name, r.packages); err != nil {
+				return nil, fmt.Errorf("image %s: %w", r.reference, err)
 			}
 		}
 		m, err := s.image(ctx, r, pkgs, bins)
 		if err != nil {
-			return nil, nil, fmt.Errorf("image %s: %w", r.reference, err)
+			return nil, fmt.Errorf("image %s: %w", r.reference, err)
 		}
 		all = append(all, m)
 	}
-	return all, resolved, nil
+	return all, nil
 }
 
 func (s *Supply) image(ctx context.Context, r recipe, pkgs []debian.Package, bins map[string]store.Descriptor) (made, error) {

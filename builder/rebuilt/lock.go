@@ -35,10 +35,8 @@ func (s *Supply) Relock(ctx context.Context) (lock.Lock, map[string][]byte, erro
 			out[filepath.Join("matrix", "modules", c.folder(), name)] = b
 		}
 	}
-	for _, r := range s.recipes() {
-		if len(r.packages) > 0 {
-			l.Inputs = append(l.Inputs, lock.Input{Name: r.name, Kind: lock.Packages, Source: "debian", Packages: r.packages, Verified: lock.Verification{By: lock.ByArchive}})
-		}
+	for _, p := range s.packages() {
+		l.Inputs = append(l.Inputs, lock.Input{Name: p.user, Kind: lock.Packages, Source: "debian", Packages: p.names, Verified: lock.Verification{By: lock.ByArchive}})
 	}
 	return l, out, nil
 }

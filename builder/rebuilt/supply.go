@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -56,6 +57,7 @@ type Supply struct {
 	Report   *report.Reporter
 
 	goVersion string
+	resolved  []lock.Input
 	server    *server
 }
 
@@ -96,9 +98,7 @@ func (s *Supply) Inputs(ctx context.Context) (*supply.Inputs, error) {
 		if err != nil {
 			return nil, err
 		}
-		for name, d := range bins {
-			all[name] = d
-		}
+		maps.Copy(all, bins)
 	}
 	if s.makes("pause") {
 		pause, err := s.pause(ctx)
@@ -108,7 +108,7 @@ func (s *Supply) Inputs(ctx context.Context) (*supply.Inputs, error) {
 		all["pause"] = pause["pause"]
 	}
 
-	made, resolved, err := s.images(ctx, all)
+	made, err := s.images(ctx, all)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func (s *Supply) Inputs(ctx context.Context) (*supply.Inputs, error) {
 	if err != nil {
 		return nil, err
 	}
-	in := &supply.Inputs{Routes: map[string]string{}, Policy: policy, Trust: trust, Lock: l, Resolved: resolved, Toolchain: s.goVersion}
+	in := &supply.Inputs{Routes: map[string]string{}, Policy: policy, Trust: trust, Lock: l, Resolved: s.resolved, Toolchain: s.goVersion}
 	if s.server, err = serve(s.Upstream); err != nil {
 		return nil, err
 	}
@@ -198,10 +198,15 @@ func (s *Supply) checkedLock() (lock.Lock, error) {
 			}
 		}
 	}
-	for _, r := range s.recipes() {
-		in, _ := l.Input(r.name)
-		if len(r.packages) > 0 && !slices.Equal(in.Packages, r.packages) {
-			found = append(found, fmt.Sprintf("packages of %s are %s in the lock, expected %s", r.name, strings.Join(in.Packages, " "), strings.Join(r.packages, " ")))
+	for _, p := range s.packages() {
+		var have []string
+		for _, in := range l.Inputs {
+			if in.Name == p.user && in.Kind == lock.Packages {
+				have = in.Packages
+			}
+		}
+		if !slices.Equal(have, p.names) {
+			found = append(found, fmt.Sprintf("packages of %s are %q in the lock, expected %q", p.user, strings.Join(have, " "), strings.Join(p.names, " ")))
 		}
 	}
 	if len(found) > 0 {
