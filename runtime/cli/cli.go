@@ -22,8 +22,9 @@ type exitCode int
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
 // Main runs the command line and returns its exit code: that of the verb, or 2
-// for wrong use.
-func Main(args []string, stdout, stderr io.Writer) int {
+// for wrong use. Called with an event or with nothing it is Kairos' plugin, as
+// long as stdin holds a request.
+func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	root := &cobra.Command{
 		Use:           "agent-provider-kubernetes",
 		Short:         "The Kubernetes provider of a Kairos node",
@@ -34,7 +35,11 @@ func Main(args []string, stdout, stderr io.Writer) int {
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.AddCommand(versionCommand(stdout), migrateUnitsCommand(stdout, stderr), importImagesCommand(stdout, stderr))
+	root.AddCommand(versionCommand(stdout), migrateUnitsCommand(stdout, stderr), importImagesCommand(stdout, stderr),
+		statusCommand(stdout, stderr), reconcileCommand(stdout, stderr))
+	if event, request, ok := event(root, args, stdin); ok {
+		return answer("/", event, request, stdout, stderr)
+	}
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

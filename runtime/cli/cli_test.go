@@ -12,7 +12,7 @@ import (
 
 func TestVersionTellsTheWindow(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	if code := Main([]string{"version"}, &stdout, &stderr); code != 0 || stderr.Len() > 0 {
+	if code := Main([]string{"version"}, strings.NewReader(""), &stdout, &stderr); code != 0 || stderr.Len() > 0 {
 		t.Fatalf("exit %d, %s", code, &stderr)
 	}
 	var got struct {
@@ -38,7 +38,7 @@ func TestVersionTellsTheWindow(t *testing.T) {
 func TestWrongUseIsExit2(t *testing.T) {
 	for _, args := range [][]string{{"no-such-command"}, {"version", "extra"}, {"--no-such-flag"}, {"version", "--no-such-flag"}} {
 		var stdout, stderr bytes.Buffer
-		if code := Main(args, &stdout, &stderr); code != 2 || stdout.Len() > 0 || !strings.HasPrefix(stderr.String(), "error: ") || !strings.Contains(stderr.String(), strings.TrimPrefix(args[len(args)-1], "--")) {
+		if code := Main(args, strings.NewReader(""), &stdout, &stderr); code != 2 || stdout.Len() > 0 || !strings.HasPrefix(stderr.String(), "error: ") || !strings.Contains(stderr.String(), strings.TrimPrefix(args[len(args)-1], "--")) {
 			t.Errorf("%v: exit %d, output %q, error %q", args, code, &stdout, &stderr)
 		}
 	}
@@ -46,7 +46,7 @@ func TestWrongUseIsExit2(t *testing.T) {
 
 func TestWithoutACommandTheHelpIsPrinted(t *testing.T) {
 	var stdout, stderr bytes.Buffer
-	if code := Main(nil, &stdout, &stderr); code != 0 || !strings.Contains(stdout.String(), "agent-provider-kubernetes [command]") {
+	if code := Main(nil, strings.NewReader(""), &stdout, &stderr); code != 0 || !strings.Contains(stdout.String(), "agent-provider-kubernetes [command]") {
 		t.Errorf("exit %d, %s%s", code, &stdout, &stderr)
 	}
 }

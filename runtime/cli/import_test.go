@@ -14,7 +14,7 @@ import (
 func TestImportImagesTakesVerifyOnlyAndNothingElse(t *testing.T) {
 	for _, args := range [][]string{{"x"}, {"--verify-only", "x"}, {"--verify-only=true"}, {"--verify-only", "--verify-only"}, {"--help"}, {"-h"}, {"--"}, {""}} {
 		var stdout, stderr bytes.Buffer
-		if code := Main(append([]string{"import-images"}, args...), &stdout, &stderr); code != 2 || stdout.Len() > 0 || !strings.Contains(stderr.String(), "expected none or --verify-only") {
+		if code := Main(append([]string{"import-images"}, args...), strings.NewReader(""), &stdout, &stderr); code != 2 || stdout.Len() > 0 || !strings.Contains(stderr.String(), "expected none or --verify-only") {
 			t.Errorf("%q: exit %d, output %q, error %q", args, code, &stdout, &stderr)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 func TestMigrateUnitsTakesNoArgument(t *testing.T) {
 	for _, arg := range []string{"extra", "--help", "-h", "--no-such-flag", "", "--"} {
 		var stdout, stderr bytes.Buffer
-		if code := Main([]string{"migrate-units", arg}, &stdout, &stderr); code != 2 || stdout.Len() > 0 || !strings.HasPrefix(stderr.String(), "error: ") {
+		if code := Main([]string{"migrate-units", arg}, strings.NewReader(""), &stdout, &stderr); code != 2 || stdout.Len() > 0 || !strings.HasPrefix(stderr.String(), "error: ") {
 			t.Errorf("%q: exit %d, output %q, error %q", arg, code, &stdout, &stderr)
 		}
 	}
