@@ -59,11 +59,23 @@ inspect: builder ## prove that an image keeps its promises: IMAGE=out/k8s-1.37
 verify: builder ## verify an image's signature: IMAGE=out/k8s-1.37
 	@bin/builder verify "$(IMAGE)" $(ARGS)
 
+.PHONY: lab
+lab: ## boot the image in OUT, as root, and open a shell in it; it is made first when it is not there: K8S=1.37
+	@[ -e "$(OUT)/k8s-$(K8S)" ] || $(MAKE) --no-print-directory image
+	@$(GOBUILD) -ldflags "-s -w" -o $(BIN)/lab ./test/lab/cmd/lab
+	@$(BIN)/lab $(ARGS) "$(OUT)/k8s-$(K8S)"
+
+# Tests that make whole images, and boot them. They run one package after the
+# other, for two would build Kubernetes twice, and always anew, for go test does
+# not see what the programs that they start read.
+IMAGETESTS := ./test/e2e ./test/lab ./test/boot ./test/kairos
+
 .PHONY: test
-test: builder runtime ## vet, then every test, those of a whole image (test/e2e) included
-	@echo "Vetting, then running every test. The first end-to-end run builds Kubernetes: half an hour on two cores."
+test: builder runtime ## vet, then every test: of packages, of whole images, of booted nodes
+	@echo "Vetting, then testing packages, whole images and booted nodes. The first run builds Kubernetes: half an hour on two cores."
 	$(GOENV) $(GO) vet ./...
-	$(GOENV) $(GO) test -timeout 3h ./...
+	$(GOENV) $(GO) test -timeout 30m $$($(GO) list ./... | grep -vE '/test/(e2e|lab|boot|kairos)$$')
+	$(GOENV) $(GO) test -timeout 3h -p 1 -count 1 -v $(IMAGETESTS)
 
 .PHONY: fuzz
 fuzz: ## run every fuzz target for FUZZTIME, one after the other
@@ -75,8 +87,10 @@ fuzz: ## run every fuzz target for FUZZTIME, one after the other
 	done
 
 .PHONY: bench
-bench: ## run the benchmarks that match BENCH
-	$(GOENV) $(GO) test -run '^$$' -bench '$(BENCH)' -benchmem -timeout 1h ./...
+bench: ## run the benchmarks that match BENCH, as root, on the files of IMAGE; building BuildKit takes three minutes the first time
+	@$(GOENV) $(GO) build -C test/tools/buildkit -trimpath -o $(CURDIR)/bin/ github.com/moby/buildkit/cmd/buildkitd github.com/moby/buildkit/cmd/buildctl
+	IMAGE="$(abspath $(or $(IMAGE),$(OUT)/k8s-1.37))" $(GOENV) $(GO) test -tags bench -run '^$$' -bench '$(BENCH)' -timeout 1h $(ARGS) \
+	  $$(grep -rlE '^func Benchmark' --include='*_test.go' . | xargs -n 1 dirname | sort -u)
 
 .PHONY: lint
 lint: ## run golangci-lint; building it takes five minutes of one core the first time
