@@ -60,6 +60,8 @@ var emptyDirs = []string{
 	"etc/containerd/certs.d",
 	"etc/containerd/conf.d",
 	CNIDir,
+	// kube-proxy mounts it from the node; the base's kernel may have no modules.
+	"usr/lib/modules",
 	"usr/lib/provider-kubernetes/image-verifier/bin",
 	"usr/lib/provider-kubernetes/nri/conf.d",
 	"usr/lib/provider-kubernetes/nri/plugins",
