@@ -98,6 +98,10 @@ func (a Agent) configure(data string, doc *status.Document) (told bool, err erro
 	if json.Unmarshal(block, &own) == nil && own.Role.Valid() {
 		doc.Role = string(own.Role)
 	}
+	boot := status.BootID(a.Root)
+	if boot == "" {
+		return true, problem{status.ClusterConfigWrite, "the kernel's boot_id can't be read: the stages are for one boot"}
+	}
 	place := choose(own.Path)
 	if err := a.forget(place); err != nil {
 		return true, err
@@ -110,7 +114,7 @@ func (a Agent) configure(data string, doc *status.Document) (told bool, err erro
 	doc.Reason, doc.Message = worst.reason, worst.text
 
 	withheld := problem{worst.reason, "token and commands are withheld: " + worst.text}
-	content := stages(block)
+	content := stages(boot, block)
 	switch worst.reason {
 	case status.ClusterConfigAncestorUnsafe, status.ClusterConfigDirUnsafe:
 		return true, withheld

@@ -144,7 +144,7 @@ func TestABootLeadsToOneStepAfterTheNetwork(t *testing.T) {
 	}
 }
 
-func TestTheStepIsForAnInstalledSystemWithThisProvider(t *testing.T) {
+func TestTheStepIsForThisBootOfAnInstalledSystem(t *testing.T) {
 	a, dir := node(t)
 	if r := send(t, a, "agent.boot", kairosConfig); r.Error != "" {
 		t.Fatal(r.Error)
@@ -152,13 +152,9 @@ func TestTheStepIsForAnInstalledSystemWithThisProvider(t *testing.T) {
 	condition := steps(t, dir, DefaultPlace)[0].If
 	// The shell's verdict, with the node's paths moved below a folder.
 	holds := func() bool {
-		return exec.Command("sh", "-c", strings.NewReplacer("/system/", dir+"/system/", "/run/", dir+"/run/").Replace(condition)).Run() == nil
+		return exec.Command("sh", "-c", strings.NewReplacer("/proc/", dir+"/proc/", "/run/", dir+"/run/").Replace(condition)).Run() == nil
 	}
-	if holds() {
-		t.Errorf("%s holds without the provider", condition)
-	}
-	if err := errors.Join(os.MkdirAll(filepath.Join(dir, "system/providers"), 0o755), os.MkdirAll(filepath.Join(dir, "run/cos"), 0o755),
-		os.WriteFile(filepath.Join(dir, provider), nil, 0o755)); err != nil {
+	if err := os.MkdirAll(filepath.Join(dir, "run/cos"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if !holds() {
@@ -173,6 +169,16 @@ func TestTheStepIsForAnInstalledSystemWithThisProvider(t *testing.T) {
 		if err := os.Remove(filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
+	}
+	put(t, dir, "/proc/sys/kernel/random/boot_id", "0e2b1a52-2b1f-4f7e-9d0c-5d1f1f0f7b11\n")
+	if holds() {
+		t.Errorf("%s holds in the next boot", condition)
+	}
+	if err := os.Remove(filepath.Join(dir, "/proc/sys/kernel/random/boot_id")); err != nil {
+		t.Fatal(err)
+	}
+	if r := send(t, a, "agent.boot", kairosConfig); !strings.Contains(r.Error, "boot_id") {
+		t.Errorf("got %+v, expected an error about the boot's identity", r)
 	}
 }
 
@@ -487,7 +493,7 @@ func FuzzTheBlockArrivesAsItWasWritten(f *testing.F) {
 		if err != nil || block == nil {
 			return
 		}
-		c, err := schema.Load(string(stages(block)), nil, nil, nil)
+		c, err := schema.Load(string(stages("boot", block)), nil, nil, nil)
 		if err != nil {
 			t.Fatalf("Kairos can't read the stages: %v", err)
 		}

@@ -16,12 +16,14 @@ const provider = "/" + overlay.Provider
 
 // stages returns the cloud-config that makes Kairos run this provider once the
 // network is up. Everything is one step, in which Kairos makes folders, writes
-// files and runs commands in this order. The file outlives the image that wrote
-// it and is found by recovery and live systems, too, hence the condition.
-func stages(block []byte) []byte {
+// files and runs commands in this order. The file outlives the boot that wrote
+// it, and Kairos finds it again: in recovery and live systems, and when the next
+// agent.boot withholds or fails. So it is for one boot, named by the kernel's
+// boot_id, alone.
+func stages(boot string, block []byte) []byte {
 	return config(map[string][]schema.Stage{"network.after": {{
 		Name: "Reconcile this node with its cluster",
-		If:   "[ -x " + provider + " ] && [ ! -e /run/cos/recovery_mode ] && [ ! -e /run/cos/live_mode ] && [ ! -e /run/cos/autoreset_mode ]",
+		If:   "grep -qxF '" + boot + "' /proc/sys/kernel/random/boot_id && [ ! -e /run/cos/recovery_mode ] && [ ! -e /run/cos/live_mode ] && [ ! -e /run/cos/autoreset_mode ]",
 		Directories: []schema.Directory{
 			{Path: path.Dir(ClusterFile), Permissions: 0o755},
 		},
