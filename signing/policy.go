@@ -17,6 +17,7 @@ import (
 	"path"
 	"regexp"
 	"regexp/syntax"
+	"slices"
 	"strings"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -299,7 +300,7 @@ func checkAnchored(expr string) error {
 		return errors.New("not anchored at both ends, so it also matches look-alike names; write ^(?:...)$")
 	}
 	if bare(re) {
-		return errors.New(`has a dot that matches any character; write \.`)
+		return errors.New(`has a dot that matches any character; write \. for a dot`)
 	}
 	if !literalStart(re) {
 		return errors.New("does not begin with literal text, so it also matches look-alike names; begin with the fixed part of the identity")
@@ -341,12 +342,7 @@ func bare(re *syntax.Regexp) bool {
 			return false
 		}
 	}
-	for _, sub := range re.Sub {
-		if bare(sub) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(re.Sub, bare)
 }
 
 // literalStart tells whether every match of re begins with fixed text.

@@ -117,7 +117,7 @@ func (b *body) Read(p []byte) (int, error) {
 	b.listen()
 	n, err := b.ReadCloser.Read(p)
 	b.heard()
-	if err != nil && err != io.EOF { // an EOF that is wrapped is not the end
+	if err != nil && err != io.EOF { //nolint:errorlint // an EOF that is wrapped is not the end
 		err = b.failure(err)
 	}
 	return n, err

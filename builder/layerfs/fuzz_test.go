@@ -295,7 +295,7 @@ func (m model) apply(layer int, e member) error {
 	}
 	if parent != "" {
 		sofar := ""
-		for _, elem := range strings.Split(parent, "/") {
+		for elem := range strings.SplitSeq(parent, "/") {
 			sofar = path.Join(sofar, elem)
 			if m.isDir(sofar) {
 				continue

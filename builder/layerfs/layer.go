@@ -78,7 +78,7 @@ func (l Layer) readTar(ctx context.Context, raw io.Reader, p pass) error {
 	tr := tar.NewReader(body)
 	for n := 0; ; n++ {
 		h, err := tr.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		// Names are checked where they are used.
@@ -111,7 +111,7 @@ var gzipMagic = []byte{0x1f, 0x8b}
 func decompress(r io.Reader) (plain io.ReadCloser, compressed bool, err error) {
 	src := bufio.NewReaderSize(r, 64<<10)
 	magic, err := src.Peek(4)
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, false, err
 	}
 	switch {
@@ -148,14 +148,14 @@ type members struct {
 func (m *members) Read(p []byte) (int, error) {
 	for {
 		n, err := m.Reader.Read(p)
-		if err != io.EOF {
+		if !errors.Is(err, io.EOF) {
 			return n, err
 		}
 		if n > 0 {
 			return n, nil
 		}
 		magic, err := m.src.Peek(len(gzipMagic))
-		if err != nil && err != io.EOF {
+		if err != nil && !errors.Is(err, io.EOF) {
 			return 0, err
 		}
 		if !bytes.Equal(magic, gzipMagic) {

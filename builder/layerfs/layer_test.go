@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -107,7 +108,7 @@ func TestNewRefusesWhatIsNoLayer(t *testing.T) {
 		"zstd cut":                         layer(zs[:len(zs)-9], b),
 		"second gzip member cut":           layer(broken, b),
 		"gzip with a wrong checksum":       layer(append(gz[:len(gz)-8:len(gz)-8], make([]byte, 8)...), b),
-		"data after zstd":                  layer(append(zs[:len(zs):len(zs)], "more"...), b),
+		"data after zstd":                  layer(append(slices.Clip(zs), "more"...), b),
 		"zstd that asks for a wide window": layer(wide.Bytes(), b),
 		"xz":                               layer([]byte("\xfd7zXZ\x00"+strings.Repeat("x", 600)), nil),
 	}

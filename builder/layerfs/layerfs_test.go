@@ -470,7 +470,7 @@ func TestWalkStopsAtTheFirstError(t *testing.T) {
 		}
 		return nil
 	})
-	if err != stop || !slices.Equal(seen, []string{"a", "a/b"}) {
+	if !errors.Is(err, stop) || !slices.Equal(seen, []string{"a", "a/b"}) {
 		t.Errorf("got %v, %v", seen, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -54,7 +55,7 @@ type world struct {
 	*Supply
 	registry, own *standin.Registry // own is the rebuilt supply's
 	backend       *standin.Registry // where signatures are, when not beside the images
-	web, rekor    *standin.Web
+	web           *standin.Web
 	public, local *signingtest.Sigstore
 	trust         []byte
 }
@@ -122,9 +123,7 @@ func (w *world) client(t *testing.T) *fetch.Client {
 	if w.backend != nil {
 		routes[canonical] = w.backend.URL
 	}
-	for host, url := range w.web.Routes("dl.k8s.io", "github.com", assets) {
-		routes[host] = url
-	}
+	maps.Copy(routes, w.web.Routes("dl.k8s.io", "github.com", assets))
 	return &fetch.Client{Store: s, Routes: routes, Retry: fetch.Retry{Sleep: func(ctx context.Context, _ time.Duration) error { return ctx.Err() }}}
 }
 
@@ -282,9 +281,7 @@ func (w *world) inputs(t *testing.T) *supply.Inputs {
 func (w *world) take(t *testing.T, in *supply.Inputs) error {
 	t.Helper()
 	client := w.client(t)
-	for host, url := range in.Routes {
-		client.Routes[host] = url
-	}
+	maps.Copy(client.Routes, in.Routes)
 	v, err := in.Verifier()
 	if err != nil {
 		t.Fatal(err)

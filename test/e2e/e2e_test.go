@@ -71,7 +71,7 @@ func (p *progress) Write(b []byte) (int, error) {
 			return len(b), nil
 		}
 		p.rest = rest
-		if strings.HasPrefix(line, "  ok  build") || strings.HasPrefix(line, "  FAIL") {
+		if f := strings.Fields(line); len(f) > 1 && (f[0] == "ok" && f[1] == "build" || f[0] == "FAIL") {
 			p.t.Log(line)
 		}
 	}

@@ -7,6 +7,7 @@
 package standin
 
 import (
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -155,9 +156,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	if f.Flip && len(b) > 0 {
 		b[len(b)/2] ^= 1
 	}
-	for k, v := range rec.Header() {
-		w.Header()[k] = v
-	}
+	maps.Copy(w.Header(), rec.Header())
 	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 	w.WriteHeader(rec.Code)
 	if f.Cut == 0 {
