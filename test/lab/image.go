@@ -37,6 +37,9 @@ func (i Image) With(folder string) Image {
 // Checkout returns the image of a minor, "1.37", that this checkout makes.
 func Checkout(t testing.TB, minor string) Image {
 	t.Helper()
+	if err := Check(); err != nil {
+		t.Skip(err)
+	}
 	img, err := Prepare(t.Context(), images.Make(t, minor).Layout)
 	if err != nil {
 		t.Fatal(err)
