@@ -2,19 +2,11 @@ package rootfs
 
 import (
 	"fmt"
-	"io"
 	"math/rand"
 	"os"
-	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/google/go-containerregistry/pkg/compression"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/layout"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/kairos-io/provider-kubernetes/builder/store"
 )
@@ -87,46 +79,6 @@ func BenchmarkWrite(b *testing.B) {
 					b.Fatal(err)
 				}
 				b.ReportMetric(float64(built.Descriptor.Size)/1e6, "MB-out")
-			})
-		})
-	}
-}
-
-// BenchmarkLibrary does the same work by go-containerregistry's own path, from
-// a tar of the same files to an OCI layout.
-func BenchmarkLibrary(b *testing.B) {
-	s := openStore(b)
-	w := Writer{Store: s, Epoch: time.Unix(1, 0)}
-	plain, err := w.Write(b.Context(), Layer{Name: "bench", Files: benchFiles(b, s), Compression: None})
-	if err != nil {
-		b.Fatal(err)
-	}
-	opener := func() (io.ReadCloser, error) { return s.Open(plain.Descriptor.Digest) }
-	for name, opt := range map[string]tarball.LayerOption{
-		"gzip": tarball.WithCompression(compression.GZip),
-		"zstd": tarball.WithCompression(compression.ZStd),
-	} {
-		b.Run(name, func(b *testing.B) {
-			dir := filepath.Join(b.TempDir(), "layout")
-			measure(b, func() {
-				layer, err := tarball.LayerFromOpener(opener, opt)
-				if err != nil {
-					b.Fatal(err)
-				}
-				image, err := mutate.AppendLayers(empty.Image, layer)
-				if err != nil {
-					b.Fatal(err)
-				}
-				path, err := layout.Write(dir, empty.Index)
-				if err != nil {
-					b.Fatal(err)
-				}
-				if err := path.AppendImage(image); err != nil {
-					b.Fatal(err)
-				}
-				if err := os.RemoveAll(dir); err != nil {
-					b.Fatal(err)
-				}
 			})
 		})
 	}

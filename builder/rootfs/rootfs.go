@@ -126,7 +126,7 @@ func (w *Writer) WriteAll(ctx context.Context, layers []Layer) ([]Built, error) 
 	}
 	built := make([]Built, len(layers))
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(min(jobs, 4)) // each holds some MB per compressing goroutine
+	g.SetLimit(min(jobs, 2)) // each holds some MB per compressing goroutine: 20 with zstd
 	for i, l := range layers {
 		g.Go(func() (err error) {
 			if built[i], err = w.write(ctx, plans[i], l.Compression, min(jobs, 8)); err != nil {
@@ -267,9 +267,9 @@ func compressor(out io.Writer, c Compression, jobs int) (io.WriteCloser, error) 
 		return z, z.SetConcurrency(gzipBlock, jobs)
 	case Zstd:
 		// With a single goroutine the encoder would not cut sections, and its
-		// output would differ.
+		// output would differ. More than four would take too much memory.
 		return zstd.NewWriter(out, zstd.WithEncoderLevel(zstdLevel), zstd.WithWindowSize(zstdWindow),
-			zstd.WithConcurrentBlocks(true), zstd.WithEncoderConcurrency(max(jobs, 2)))
+			zstd.WithConcurrentBlocks(true), zstd.WithEncoderConcurrency(min(max(jobs, 2), 4)))
 	default:
 		return nopCloser{out}, nil
 	}
