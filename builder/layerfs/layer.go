@@ -44,7 +44,7 @@ func (l Layer) read(ctx context.Context, p pass) error {
 	}
 	defer blob.Close()
 	// One byte more than promised is enough to know.
-	raw := newHashing(io.LimitReader(ctxReader{ctx, blob}, l.Descriptor.Size+1))
+	raw := newHashing(io.LimitReader(store.Until(ctx, blob), l.Descriptor.Size+1))
 	tarErr := l.readTar(ctx, raw, p)
 	if _, err := io.Copy(io.Discard, raw); err != nil {
 		return wrap(err)
@@ -85,7 +85,7 @@ func (l Layer) readTar(ctx context.Context, raw io.Reader, p pass) error {
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) {
 			return fmt.Errorf("read tar after %d headers: %w", n, err)
 		}
-		more, err := p.visit(n, h, ctxReader{ctx, tr})
+		more, err := p.visit(n, h, store.Until(ctx, tr))
 		if err != nil || !more {
 			return err
 		}
@@ -186,16 +186,4 @@ func (r *hashing) Read(p []byte) (int, error) {
 
 func (r *hashing) descriptor() store.Descriptor {
 	return store.Descriptor{Digest: "sha256:" + hex.EncodeToString(r.h.Sum(nil)), Size: r.n}
-}
-
-type ctxReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (c ctxReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.r.Read(p)
 }

@@ -190,7 +190,7 @@ func link(ctx context.Context, s *store.Store, d store.Descriptor, to string) (e
 		return err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
-	if _, err := io.Copy(out, ctxReader{ctx, in}); err != nil {
+	if _, err := io.Copy(out, store.Until(ctx, in)); err != nil {
 		return err
 	}
 	return errors.Join(out.Chmod(0o644), out.Sync())
@@ -247,16 +247,4 @@ func syncDir(dir string) error {
 		return err
 	}
 	return errors.Join(d.Sync(), d.Close())
-}
-
-type ctxReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (c ctxReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.r.Read(p)
 }

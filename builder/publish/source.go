@@ -184,7 +184,7 @@ func (l *LayoutSource) Verify(ctx context.Context) error {
 		g.Go(func() error {
 			r, err := l.Blob(d)
 			if err == nil {
-				_, err = io.Copy(io.Discard, ctxReader{ctx, r})
+				_, err = io.Copy(io.Discard, store.Until(ctx, r))
 				err = errors.Join(err, r.Close())
 			}
 			if err != nil {

@@ -237,7 +237,7 @@ func (w *Writer) copy(ctx context.Context, tw io.Writer, f File, buf []byte) err
 	}
 	defer r.Close()
 	// Only Read and Write are passed on, so that buf is used.
-	_, err = io.CopyBuffer(struct{ io.Writer }{tw}, ctxReader{ctx, r}, buf)
+	_, err = io.CopyBuffer(struct{ io.Writer }{tw}, store.Until(ctx, r), buf)
 	return err
 }
 
@@ -292,16 +292,4 @@ func (m *meter) Write(p []byte) (int, error) {
 	}
 	m.n += int64(len(p))
 	return m.w.Write(p)
-}
-
-type ctxReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (c ctxReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.r.Read(p)
 }

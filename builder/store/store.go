@@ -166,7 +166,7 @@ func (s *Store) Put(ctx context.Context, r io.Reader, want Descriptor) (Descript
 		return Descriptor{}, err
 	}
 	defer w.Abort()
-	if _, err := io.Copy(w, &ctxReader{ctx, r}); err != nil {
+	if _, err := io.Copy(w, Until(ctx, r)); err != nil {
 		return Descriptor{}, err
 	}
 	return w.Commit(want)
@@ -306,14 +306,17 @@ func (r *verifyingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-type ctxReader struct {
+// Until returns a reader of r that fails with ctx's error once ctx has ended.
+func Until(ctx context.Context, r io.Reader) io.Reader { return untilReader{ctx, r} }
+
+type untilReader struct {
 	ctx context.Context
 	r   io.Reader
 }
 
-func (c *ctxReader) Read(p []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
+func (u untilReader) Read(p []byte) (int, error) {
+	if err := u.ctx.Err(); err != nil {
 		return 0, err
 	}
-	return c.r.Read(p)
+	return u.r.Read(p)
 }
