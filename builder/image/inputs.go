@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -78,6 +79,7 @@ func (m *maker) fetchAll(ctx context.Context, in *supply.Inputs, client *fetch.C
 	}
 
 	step = m.Report.Step("fetch layers")
+	client.Progress = m.progress(step, images)
 	var fetched int64
 	for i, want := range all {
 		if err := client.FetchBlobs(ctx, images[i]); err != nil {
@@ -103,6 +105,29 @@ func (m *maker) fetchAll(ctx context.Context, in *supply.Inputs, client *fetch.C
 	}
 	slices.SortFunc(v.rows, func(a, b report.Input) int { return strings.Compare(a.Name, b.Name) })
 	return v, nil
+}
+
+// progress shows how much of all layers has been fetched.
+func (m *maker) progress(step *report.Step, images []*fetch.Image) func(name string, done, total int64) {
+	var all int64
+	for _, img := range images {
+		for _, l := range img.Layers {
+			all += l.Size
+		}
+	}
+	var mu sync.Mutex
+	var sum int64
+	at := map[string]int64{}
+	return func(name string, done, total int64) {
+		mu.Lock()
+		sum += done - at[name]
+		at[name] = done
+		step.Progress(sum, all)
+		mu.Unlock()
+		if m.Progress != nil {
+			m.Progress(name, done, total)
+		}
+	}
 }
 
 // vouched checks the detached signature of a release file when it has one;
