@@ -99,11 +99,11 @@ func compile(t *testing.T, source, out string) programs {
 	return programs{source, filepath.Join(out, "builder"), filepath.Join(out, "agent-provider-kubernetes-{arch}")}
 }
 
+// scratch is the folder of what all tests of a run share.
+var scratch string
+
 var compiled = sync.OnceValues(func() (programs, error) {
-	out, err := os.MkdirTemp("", "e2e-bin-*")
-	if err != nil {
-		return programs{}, err
-	}
+	out := filepath.Join(scratch, "bin")
 	cmd := exec.Command("make", "--no-print-directory", "builder", "runtime", "BIN="+out)
 	cmd.Dir = root
 	if b, err := cmd.CombinedOutput(); err != nil {
@@ -113,10 +113,13 @@ var compiled = sync.OnceValues(func() (programs, error) {
 })
 
 func TestMain(m *testing.M) {
-	code := m.Run()
-	if p, err := compiled(); err == nil {
-		_ = os.RemoveAll(filepath.Dir(p.builder))
+	dir, err := os.MkdirTemp("", "e2e-*")
+	if err != nil {
+		panic(err)
 	}
+	scratch = dir
+	code := m.Run()
+	_ = os.RemoveAll(dir)
 	os.Exit(code)
 }
 
@@ -205,11 +208,7 @@ func made(t *testing.T, minor string) image {
 	if img, ok := madeImages[minor]; ok {
 		return img
 	}
-	out, err := os.MkdirTemp("", "e2e-out-*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	madeImages[minor] = p.build(t, nil, minor, out)
+	madeImages[minor] = p.build(t, nil, minor, filepath.Join(scratch, "out"))
 	return madeImages[minor]
 }
 
