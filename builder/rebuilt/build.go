@@ -83,13 +83,14 @@ func (s *Supply) build(ctx context.Context, c component) (map[string]store.Descr
 		if err := errors.Join(os.WriteFile(filepath.Join(work, "go.mod"), mod, 0o644), os.WriteFile(filepath.Join(work, "go.sum"), sum, 0o644)); err != nil {
 			return err
 		}
-		env := env
+		// A build of Kubernetes has gigabytes of objects, too much for some /tmp.
+		env := append(slices.Clone(env), "GOTMPDIR="+work)
 		if c.cgo {
 			more, err := seccomp.unpack(ctx, filepath.Join(work, "sysroot"))
 			if err != nil {
 				return err
 			}
-			env = append(slices.Clone(env[1:]), more...)
+			env = append(env[1:], more...)
 		}
 		args := append(args, "-o", out+string(filepath.Separator))
 		for _, p := range c.programs {
