@@ -8,7 +8,6 @@ import (
 	"debug/buildinfo"
 	"debug/elf"
 	"fmt"
-	"io/fs"
 	"os"
 	"regexp"
 	"runtime"
@@ -93,9 +92,6 @@ func Output(ctx context.Context, file string, args ...string) (string, error) {
 	out, err := run.Cmd{Path: file, Args: args, Env: []string{"PATH=/usr/bin:/bin", "HOME=/nonexistent"}, Limit: 1 << 20}.Output(ctx)
 	return string(out), err
 }
-
-// Executable tells whether a mode lets somebody execute a file.
-func Executable(m fs.FileMode) bool { return m.IsRegular() && m&0o111 != 0 }
 
 // Temp makes a private folder for programs that are to be executed and returns
 // it with its removal.

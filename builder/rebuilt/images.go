@@ -41,9 +41,9 @@ type made struct {
 	tools           []string
 }
 
-// BasePackages make up the base: a systemd that boots, and the programs that
+// basePackages make up the base: a systemd that boots, and the programs that
 // kubelet, containerd and kubeadm look for on a node.
-var BasePackages = []string{
+var basePackages = []string{
 	"base-files", "base-passwd", "bash", "ca-certificates", "conntrack", "coreutils", "dash", "dbus", "e2fsprogs",
 	"ethtool", "findutils", "grep", "gzip", "hostname", "iproute2", "iptables", "kmod", "libc-bin", "login", "mawk",
 	"mount", "nftables", "passwd", "procps", "sed", "socat", "systemd", "systemd-sysv", "tar", "udev", "util-linux", "xfsprogs",
@@ -90,7 +90,7 @@ func (s *Supply) recipes() []recipe {
 	tool("crictl", s.Stack.Crictl, "crictl")
 	tool("cni-plugins", s.Stack.CNIPlugins, cniPrograms(components(s.Row, s.Stack))...)
 	return append(out, recipe{
-		name: "base", reference: Host + "/base:debian", packages: BasePackages, arrange: arrangeBase,
+		name: "base", reference: Host + "/base:debian", packages: basePackages, arrange: arrangeBase,
 		entrypoint: []string{"/usr/lib/systemd/systemd"},
 		labels:     map[string]string{"provider-kubernetes.kairos.io/base": "debian packages; not a Kairos OS"},
 	})
